@@ -1,0 +1,36 @@
+"""Align language models while keeping them close in meaning to a reference model."""
+
+from importlib.metadata import version
+
+from wpr.regularizers import (
+    Alpha,
+    ChiSquared,
+    ForwardKL,
+    JensenShannon,
+    Regularizer,
+    RegularizerOutput,
+    ReverseKL,
+    SquaredHellinger,
+    TotalVariation,
+    Wasserstein,
+    make_regularizer,
+)
+from wpr.transport.geometry import TokenGeometry, token_frequencies
+
+__version__ = version("wpr")
+
+__all__ = [
+    "Alpha",
+    "ChiSquared",
+    "ForwardKL",
+    "JensenShannon",
+    "Regularizer",
+    "RegularizerOutput",
+    "ReverseKL",
+    "SquaredHellinger",
+    "TokenGeometry",
+    "TotalVariation",
+    "Wasserstein",
+    "make_regularizer",
+    "token_frequencies",
+]

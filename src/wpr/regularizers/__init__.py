@@ -1,0 +1,24 @@
+"""Policy regularizers: f-divergences and Wasserstein, under one protocol."""
+
+from wpr.regularizers.base import Regularizer, RegularizerOutput
+from wpr.regularizers.f_divergences import Alpha, ChiSquared, FDivergence, ForwardKL, JensenShannon, ReverseKL, SquaredHellinger, TotalVariation
+from wpr.regularizers.registry import make_regularizer, register
+from wpr.regularizers.wasserstein import PRESETS, Wasserstein, WassersteinSettings
+
+__all__ = [
+    "PRESETS",
+    "Alpha",
+    "ChiSquared",
+    "FDivergence",
+    "ForwardKL",
+    "JensenShannon",
+    "Regularizer",
+    "RegularizerOutput",
+    "ReverseKL",
+    "SquaredHellinger",
+    "TotalVariation",
+    "Wasserstein",
+    "WassersteinSettings",
+    "make_regularizer",
+    "register",
+]

@@ -1,0 +1,275 @@
+"""f-divergences between next-token distributions, as penalties per token.
+
+Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``u = p / q``, ``d = log u``.
+
+    D_f(p, q) = sum_v q_v f(u_v)
+
+    name               f(u)                                              f'(u)
+    reverse KL         u log u - u + 1                                   log u
+    forward KL         -log u + u - 1                                    1 - 1/u
+    Jensen-Shannon     u log u - (u + 1) log((u + 1) / 2)                log(2 u / (u + 1))
+    alpha              (u^(1-alpha) - (1-alpha) u - alpha)               (1 - u^(-alpha)) / alpha
+                         / (alpha (alpha - 1))
+    total variation    |u - 1| / 2                                       sign(u - 1) / 2
+    chi-squared        (u - 1)^2                                         2 (u - 1)
+    squared Hellinger  (sqrt(u) - 1)^2                                   1 - 1/sqrt(u)
+
+A linear term c (u - 1) in f changes no divergence; it is chosen here so that f'(1) = 0 and the penalty vanishes where the policy equals the reference.
+
+Two estimators. The gradient of ``sum_v p_v penalty_v`` with the penalties held constant, which is what policy gradient follows, is the gradient of
+D_f exactly if the penalty is f'(u) plus a constant of the position: ``estimator="gradient"``. The paper uses f(u)/u, whose *mean* is D_f but whose
+gradient is another one, in parts of opposite sign: ``estimator="paper"``. Only for reverse KL do the two agree.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.transport.support import refuse_rows_without_total, row_slices, working_dtype
+
+Estimator = Literal["gradient", "paper"]
+
+
+class FDivergence(ABC):
+    """A divergence ``sum_v q_v f(p_v / q_v)``; subclasses state its formulas in ``d = log(p/q)``.
+
+    estimator: ``"gradient"`` penalises with f'(u), ``"paper"`` with f(u)/u.
+    gauge: for the gradient estimator, ``"value"`` adds the constant of the position that makes the mean penalty under the policy the divergence, so that
+        a token's return counts the divergence of the positions after it; ``"raw"`` leaves f'(u). The paper's estimator has that mean by itself.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, estimator: Estimator = "gradient", gauge: Gauge = "value") -> None:
+        if estimator not in ("gradient", "paper"):
+            raise ValueError(f"estimator={estimator!r} is unknown; use 'gradient' or 'paper'")
+        if gauge not in ("raw", "value"):
+            raise ValueError(f"gauge={gauge!r} is unknown; use 'raw' or 'value'")
+        self.estimator = estimator
+        self.gauge = gauge
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(estimator={self.estimator!r}, gauge={self.gauge!r})"
+
+    @abstractmethod
+    def derivative(self, d: Tensor) -> Tensor:
+        """``f'(u)``."""
+
+    @abstractmethod
+    def ratio(self, d: Tensor) -> Tensor:
+        """``f(u) / u`` with the paper's f."""
+
+    @abstractmethod
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """``q f(u)``, never negative; their sum over the vocabulary is the divergence."""
+
+    @abstractmethod
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """``q (f(u) - u f'(u))``; their sum is the divergence minus the mean of f'(u) under the policy."""
+
+    @torch.no_grad()
+    def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
+        """See `Regularizer.__call__`."""
+        check_inputs(policy_logits, reference_logits, tokens)
+        penalties, divergences = [], []
+        for part in row_slices(policy_logits):
+            log_p, log_q = _log_softmax(policy_logits[part], reference_logits[part], part.start)
+            here = tokens[part].unsqueeze(-1)
+            token_p, token_q = log_p.gather(-1, here).squeeze(-1), log_q.gather(-1, here).squeeze(-1)
+            refuse_impossible_tokens(token_p, tokens[part], part.start)
+            penalties.append(self._penalty(token_p - token_q) + self._offset(log_p, log_q))
+            divergences.append(_sum_over_vocabulary(self.terms(log_p, log_q), log_p, log_q))
+        return RegularizerOutput(torch.cat(penalties), torch.cat(divergences))
+
+    def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """See `Regularizer.loss`. ``tokens`` are not needed: the expectation runs over the whole vocabulary."""
+        check_inputs(policy_logits, reference_logits, _any_tokens(policy_logits) if tokens is None else tokens)
+        log_p, log_q = _log_softmax(policy_logits, reference_logits, 0)
+        with torch.no_grad():
+            penalty = self._penalty((log_p - log_q).masked_fill(log_p == -torch.inf, 0)).add_(self._offset(log_p, log_q).unsqueeze(-1))
+        return (log_p.exp() * penalty).sum(-1)
+
+    def _penalty(self, d: Tensor) -> Tensor:
+        return self.derivative(d) if self.estimator == "gradient" else self.ratio(d)
+
+    def _offset(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """The constant of each position ``(P,)``. Where it is infinite, the divergence is infinite too, and no constant is added."""
+        if self.gauge == "raw" or self.estimator == "paper":
+            return log_p.new_zeros(len(log_p))
+        offset = _sum_over_vocabulary(self.offset_terms(log_p, log_q), log_p, log_q)
+        return offset.masked_fill(~offset.isfinite(), 0)
+
+
+class ReverseKL(FDivergence):
+    """``KL(policy | reference)``, the usual leash: the penalty is ``log(p/q)``."""
+
+    name = "reverse-kl"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return d
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return d
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        p = log_p.exp()
+        return _times_log(p, log_p - log_q) - p + log_q.exp()
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return torch.zeros_like(log_p)  # sum q - p
+
+
+class ForwardKL(FDivergence):
+    """``KL(reference | policy)``."""
+
+    name = "forward-kl"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return -torch.expm1(-d)
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return -d * torch.exp(-d)
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        q = log_q.exp()
+        return _times_log(q, log_q - log_p) - q + log_p.exp()
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return _times_log(log_q.exp(), log_q - log_p)
+
+
+class JensenShannon(FDivergence):
+    """``KL(p | m) + KL(q | m)`` with ``m = (p + q) / 2``: the paper's normalisation, twice the usual one."""
+
+    name = "jensen-shannon"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return math.log(2) - softplus(-d)
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return d - (1 + torch.exp(-d)) * (softplus(d) - math.log(2))
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+        return _times_log(log_p.exp(), log_p - log_m) + _times_log(log_q.exp(), log_q - log_m)
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return _times_log(log_q.exp(), log_q - torch.logaddexp(log_p, log_q) + math.log(2))
+
+
+class Alpha(FDivergence):
+    """The alpha-divergence; alpha -> 0 is reverse KL, alpha -> 1 forward KL, alpha = 1/2 twice the squared Hellinger distance."""
+
+    name = "alpha"
+
+    def __init__(self, alpha: float = 0.5, estimator: Estimator = "gradient", gauge: Gauge = "value") -> None:
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha={alpha} must lie between 0 and 1; the limits are ReverseKL (0) and ForwardKL (1)")
+        super().__init__(estimator, gauge)
+        self.alpha = alpha
+
+    def __repr__(self) -> str:
+        return f"Alpha({self.alpha}, estimator={self.estimator!r}, gauge={self.gauge!r})"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return -torch.expm1(-self.alpha * d) / self.alpha
+
+    def ratio(self, d: Tensor) -> Tensor:
+        a = self.alpha
+        return (torch.exp(-a * d) - (1 - a) - a * torch.exp(-d)) / (a * (a - 1))
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        a = self.alpha
+        return ((1 - a) * log_p.exp() + a * log_q.exp() - ((1 - a) * log_p + a * log_q).exp()) / (a * (1 - a))
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        a = self.alpha
+        return (log_q.exp() - ((1 - a) * log_p + a * log_q).exp()) / (1 - a)
+
+
+class TotalVariation(FDivergence):
+    """Half the sum of absolute differences. f' is a sign: it says which way, not how far."""
+
+    name = "total-variation"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return torch.sign(d) / 2
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return torch.expm1(-d).abs() / 2
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return (log_p.exp() - log_q.exp()).abs() / 2
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        # q (|u - 1| - u sign(u - 1)) / 2; where p = q both vanish only with sign(0) = 0 on either side
+        return -log_q.exp() * torch.sign(log_p - log_q) / 2
+
+
+class ChiSquared(FDivergence):
+    """``sum (p - q)^2 / q``. Explodes where the reference has little mass."""
+
+    name = "chi-squared"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return 2 * torch.expm1(d)
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return 4 * torch.sinh(d / 2).square()
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return (log_p.exp() - log_q.exp()) * torch.expm1(log_p - log_q)
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return log_q.exp() - (2 * log_p - log_q).exp()
+
+
+class SquaredHellinger(FDivergence):
+    """``sum (sqrt p - sqrt q)^2``: what the semantic Wasserstein form becomes when no token has neighbours, and so its control."""
+
+    name = "squared-hellinger"
+
+    def derivative(self, d: Tensor) -> Tensor:
+        return -torch.expm1(-d / 2)
+
+    def ratio(self, d: Tensor) -> Tensor:
+        return torch.expm1(-d / 2).square()
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return ((log_p / 2).exp() - (log_q / 2).exp()).square()
+
+    def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return log_q.exp() - ((log_p + log_q) / 2).exp()
+
+
+def _log_softmax(policy_logits: Tensor, reference_logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of both, two ``(P, V)`` in working precision; refuses rows that are no distribution."""
+    dtype = working_dtype(policy_logits, reference_logits)
+    both = []
+    for name, logits in (("policy", policy_logits), ("reference", reference_logits)):
+        logits = logits.to(dtype)
+        total = logits.logsumexp(-1, keepdim=True)
+        refuse_rows_without_total(total.detach().squeeze(-1), name, first)
+        both.append(logits - total)
+    return both[0], both[1]
+
+
+def _times_log(weight: Tensor, log: Tensor) -> Tensor:
+    """``weight * log`` with ``0 * inf = 0``."""
+    return torch.where(weight == 0, 0, weight * log)
+
+
+def _sum_over_vocabulary(terms: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Sum ``(P, V)`` to ``(P,)``, leaving out tokens that neither distribution can emit."""
+    return terms.masked_fill((log_p == -torch.inf) & (log_q == -torch.inf), 0).sum(-1)
+
+
+def _any_tokens(logits: Tensor) -> Tensor:
+    return torch.zeros(len(logits), dtype=torch.long, device=logits.device)
