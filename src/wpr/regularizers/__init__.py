@@ -1,7 +1,16 @@
 """Policy regularizers: f-divergences and Wasserstein, under one protocol."""
 
 from wpr.regularizers.base import Regularizer, RegularizerOutput
-from wpr.regularizers.f_divergences import Alpha, ChiSquared, FDivergence, ForwardKL, JensenShannon, ReverseKL, SquaredHellinger, TotalVariation
+from wpr.regularizers.f_divergences import (
+    Alpha,
+    ChiSquared,
+    FDivergence,
+    ForwardKL,
+    JensenShannon,
+    ReverseKL,
+    SquaredHellinger,
+    TotalVariation,
+)
 from wpr.regularizers.registry import make_regularizer, register
 from wpr.regularizers.wasserstein import PRESETS, Wasserstein, WassersteinSettings
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 Gauge = Literal["raw", "value"]
-"""What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their mean is the divergence."""
+"""What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
+mean is the divergence.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ class Regularizer(Protocol):
         ...
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The expected penalty under the policy ``(P,)``, whose gradient in the policy's logits is that of the divergence.
+        """The expected penalty under the policy ``(P,)``, whose gradient in the policy's logits is that of the
+        divergence.
 
-        The penalties are held constant and the policy's probabilities carry the gradient: where a penalty is the derivative of a divergence in the
-        policy's probabilities, that is the divergence's own gradient (the envelope theorem).
+        The penalties are held constant and the policy's probabilities carry the gradient: where a penalty is the
+        derivative of a divergence in the policy's probabilities, that is the divergence's own gradient (the envelope
+        theorem).
         """
         ...
 
@@ -51,30 +55,43 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
     """Refuse inputs that do not belong together, naming what does not fit."""
     if policy_logits.ndim != 2 or policy_logits.shape != reference_logits.shape:
         raise ValueError(
-            f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must both be (positions, vocabulary) and of one shape; "
+            f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must "
+            f"both be (positions, vocabulary) and of one shape; "
             "flatten batch and time first, and drop padding"
         )
     positions, vocabulary = policy_logits.shape
     if not (policy_logits.is_floating_point() and reference_logits.is_floating_point()):
-        raise ValueError(f"logits of type {policy_logits.dtype} and {reference_logits.dtype}; both must be floating point")
+        raise ValueError(
+            f"logits of type {policy_logits.dtype} and {reference_logits.dtype}; both must be floating point"
+        )
     if tokens.shape != (positions,) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise ValueError(f"tokens of shape {tuple(tokens.shape)} and type {tokens.dtype} for {positions} positions; pass one integer token id per position")
+        raise ValueError(
+            f"tokens of shape {tuple(tokens.shape)} and type {tokens.dtype} for {positions} positions; pass one "
+            f"integer token id per position"
+        )
     devices = {str(tensor.device) for tensor in (policy_logits, reference_logits, tokens)}
     if len(devices) > 1:
-        raise ValueError(f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} and {tokens.device}; move them to one device")
+        raise ValueError(
+            f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} "
+            f"and {tokens.device}; move them to one device"
+        )
     outside = ((tokens < 0) | (tokens >= vocabulary)).nonzero().squeeze(-1)
     if len(outside):
         raise ValueError(
-            f"token id {int(tokens[outside[0]])} at position {int(outside[0])} is outside the vocabulary (0..{vocabulary - 1}); "
+            f"token id {int(tokens[outside[0]])} at position {int(outside[0])} is outside the vocabulary "
+            f"(0..{vocabulary - 1}); "
             "padding and ignored labels must be dropped before a regularizer sees them"
         )
 
 
 def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int = 0) -> None:
-    """Raise if a sampled token has probability zero ``(P,)`` under the policy, which no sample of that policy can have."""
+    """Raise if a sampled token has probability zero ``(P,)`` under the policy, which no sample of that policy can
+    have.
+    """
     bad = (log_probability == -torch.inf).nonzero().squeeze(-1)
     if len(bad):
         raise ValueError(
-            f"token {int(tokens[bad[0]])} at position {first + int(bad[0])} has probability 0 under the policy ({len(bad)} such position(s)); "
+            f"token {int(tokens[bad[0]])} at position {first + int(bad[0])} has probability 0 under the policy "
+            f"({len(bad)} such position(s)); "
             "a sampled token needs a finite logit: apply the same vocabulary mask when sampling and when scoring"
         )

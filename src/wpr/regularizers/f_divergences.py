@@ -1,6 +1,7 @@
 """f-divergences between next-token distributions, as penalties per token.
 
-Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``u = p / q``, ``d = log u``.
+Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``u = p / q``, ``d = log
+    u``.
 
     D_f(p, q) = sum_v q_v f(u_v)
 
@@ -14,11 +15,13 @@ Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` 
     chi-squared        (u - 1)^2                                         2 (u - 1)
     squared Hellinger  (sqrt(u) - 1)^2                                   1 - 1/sqrt(u)
 
-A linear term c (u - 1) in f changes no divergence; it is chosen here so that f'(1) = 0 and the penalty vanishes where the policy equals the reference.
+A linear term c (u - 1) in f changes no divergence; it is chosen here so that f'(1) = 0 and the penalty vanishes where
+the policy equals the reference.
 
-Two estimators. The gradient of ``sum_v p_v penalty_v`` with the penalties held constant, which is what policy gradient follows, is the gradient of
-D_f exactly if the penalty is f'(u) plus a constant of the position: ``estimator="gradient"``. The paper uses f(u)/u, whose *mean* is D_f but whose
-gradient is another one, in parts of opposite sign: ``estimator="paper"``. Only for reverse KL do the two agree.
+Two estimators. The gradient of ``sum_v p_v penalty_v`` with the penalties held constant, which is what policy gradient
+follows, is the gradient of D_f exactly if the penalty is f'(u) plus a constant of the position:
+``estimator="gradient"``. The paper uses f(u)/u, whose *mean* is D_f but whose gradient is another one, in parts of
+opposite sign: ``estimator="paper"``. Only for reverse KL do the two agree.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ class FDivergence(ABC):
     """A divergence ``sum_v q_v f(p_v / q_v)``; subclasses state its formulas in ``d = log(p/q)``.
 
     estimator: ``"gradient"`` penalises with f'(u), ``"paper"`` with f(u)/u.
-    gauge: for the gradient estimator, ``"value"`` adds the constant of the position that makes the mean penalty under the policy the divergence, so that
-        a token's return counts the divergence of the positions after it; ``"raw"`` leaves f'(u). The paper's estimator has that mean by itself.
+    gauge: for the gradient estimator, ``"value"`` adds the constant of the position that makes the mean penalty under
+        the policy the divergence, so that a token's return counts the divergence of the positions after it; ``"raw"``
+        leaves f'(u). The paper's estimator has that mean by itself.
     """
 
     name: ClassVar[str]
@@ -93,14 +97,18 @@ class FDivergence(ABC):
         check_inputs(policy_logits, reference_logits, _any_tokens(policy_logits) if tokens is None else tokens)
         log_p, log_q = _log_softmax(policy_logits, reference_logits, 0)
         with torch.no_grad():
-            penalty = self._penalty((log_p - log_q).masked_fill(log_p == -torch.inf, 0)).add_(self._offset(log_p, log_q).unsqueeze(-1))
+            penalty = self._penalty((log_p - log_q).masked_fill(log_p == -torch.inf, 0)).add_(
+                self._offset(log_p, log_q).unsqueeze(-1)
+            )
         return (log_p.exp() * penalty).sum(-1)
 
     def _penalty(self, d: Tensor) -> Tensor:
         return self.derivative(d) if self.estimator == "gradient" else self.ratio(d)
 
     def _offset(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """The constant of each position ``(P,)``. Where it is infinite, the divergence is infinite too, and no constant is added."""
+        """The constant of each position ``(P,)``. Where it is infinite, the divergence is infinite too, and no constant
+        is added.
+        """
         if self.gauge == "raw" or self.estimator == "paper":
             return log_p.new_zeros(len(log_p))
         offset = _sum_over_vocabulary(self.offset_terms(log_p, log_q), log_p, log_q)
@@ -165,7 +173,9 @@ class JensenShannon(FDivergence):
 
 
 class Alpha(FDivergence):
-    """The alpha-divergence; alpha -> 0 is reverse KL, alpha -> 1 forward KL, alpha = 1/2 twice the squared Hellinger distance."""
+    """The alpha-divergence; alpha -> 0 is reverse KL, alpha -> 1 forward KL, alpha = 1/2 twice the squared Hellinger
+    distance.
+    """
 
     name = "alpha"
 
@@ -232,7 +242,9 @@ class ChiSquared(FDivergence):
 
 
 class SquaredHellinger(FDivergence):
-    """``sum (sqrt p - sqrt q)^2``: what the semantic Wasserstein form becomes when no token has neighbours, and so its control."""
+    """``sum (sqrt p - sqrt q)^2``: what the semantic Wasserstein form becomes when no token has neighbours, and so its
+    control.
+    """
 
     name = "squared-hellinger"
 

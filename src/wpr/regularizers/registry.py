@@ -7,11 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from wpr.regularizers.base import Regularizer
-from wpr.regularizers.f_divergences import Alpha, ChiSquared, ForwardKL, JensenShannon, ReverseKL, SquaredHellinger, TotalVariation
+from wpr.regularizers.f_divergences import (
+    Alpha,
+    ChiSquared,
+    ForwardKL,
+    JensenShannon,
+    ReverseKL,
+    SquaredHellinger,
+    TotalVariation,
+)
 from wpr.regularizers.wasserstein import Wasserstein
 
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
-    kind.name: kind for kind in (ReverseKL, ForwardKL, JensenShannon, Alpha, TotalVariation, ChiSquared, SquaredHellinger, Wasserstein)
+    kind.name: kind
+    for kind in (ReverseKL, ForwardKL, JensenShannon, Alpha, TotalVariation, ChiSquared, SquaredHellinger, Wasserstein)
 }
 ALIASES = {
     "rkl": "reverse-kl",

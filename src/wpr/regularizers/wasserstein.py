@@ -1,11 +1,15 @@
-"""Wasserstein policy regularization: the penalty is the derivative of an optimal-transport divergence between next-token distributions.
+"""Wasserstein policy regularization: the penalty is the derivative of an optimal-transport divergence between
+next-token distributions.
 
-Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries; ``a`` the policy, ``b`` the reference on the support.
+Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries; ``a`` the policy, ``b`` the
+    reference on the support.
 
 Two forms; each is a preset, and every part can be set by itself (``docs/numerics.md`` derives both).
 
-balanced (the paper):  penalty_i = (1/lam) log u_i                                              - s_i                      if debiased
-unbalanced:            penalty_i = (rho + 1/lam) (1 - exp(-f_i/rho))      minus the same of the policy's transport to itself if debiased
+balanced (the paper):  penalty_i = (1/lam) log u_i                                              - s_i
+  if debiased
+unbalanced:            penalty_i = (rho + 1/lam) (1 - exp(-f_i/rho))      minus the same of the policy's transport to
+itself if debiased
 """
 
 from __future__ import annotations
@@ -36,12 +40,17 @@ class WassersteinSettings:
     lam: inverse entropy, in units of one over cost. Larger is closer to exact transport and slower to converge.
     k2: how many of each distribution's likeliest tokens are told apart.
     iterations: of the solver, at most. With balanced marginals their number is part of the definition.
-    tolerance: a position stops once its potentials change (unbalanced) or its marginals are off (balanced) by no more than this; 0 runs all iterations.
-    marginals: ``"balanced"`` moves all mass, however far; ``"unbalanced"`` may instead destroy and create mass at a price.
+    tolerance: a position stops once its potentials change (unbalanced) or its marginals are off (balanced) by no more
+    than this; 0 runs all iterations.
+    marginals: ``"balanced"`` moves all mass, however far; ``"unbalanced"`` may instead destroy and create mass at a
+        price.
     rho: that price: how far, in units of cost, mass is moved rather than replaced. Only for unbalanced marginals.
-    floor: added to the solver's denominators and logarithm, as the released code does; 0 is exact. Only for balanced marginals.
-    debias: subtract the policy's transport to itself, so that the divergence is zero, and least, where policy and reference agree.
-    gauge: ``"value"`` shifts each position's penalties so that their mean under the policy is the divergence; ``"raw"`` leaves them as they come.
+    floor: added to the solver's denominators and logarithm, as the released code does; 0 is exact. Only for balanced
+    marginals.
+    debias: subtract the policy's transport to itself, so that the divergence is zero, and least, where policy and
+    reference agree.
+    gauge: ``"value"`` shifts each position's penalties so that their mean under the policy is the divergence; ``"raw"``
+        leaves them as they come.
     scaled: divide costs by the geometry's scale.
     """
 
@@ -63,7 +72,10 @@ class WassersteinSettings:
             "iterations": (self.iterations >= 1, "at least 1"),
             "tolerance": (self.tolerance >= 0, "0 or more"),
             "marginals": (self.marginals in ("balanced", "unbalanced"), "'balanced' or 'unbalanced'"),
-            "rho": (math.isfinite(self.rho) and self.rho > 0, "a finite positive number; for exact marginals set marginals='balanced'"),
+            "rho": (
+                math.isfinite(self.rho) and self.rho > 0,
+                "a finite positive number; for exact marginals set marginals='balanced'",
+            ),
             "floor": (self.floor >= 0, "0 or more"),
             "gauge": (self.gauge in ("raw", "value"), "'raw' or 'value'"),
         }
@@ -71,14 +83,41 @@ class WassersteinSettings:
             if not fine:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be {limit}")
         if self.marginals == "unbalanced" and self.floor:
-            raise ValueError(f"floor={self.floor} has no meaning with marginals='unbalanced', whose potentials are always finite; set floor=0")
+            raise ValueError(
+                f"floor={self.floor} has no meaning with marginals='unbalanced', whose potentials are always finite; "
+                f"set floor=0"
+            )
 
 
 PRESETS: dict[str, WassersteinSettings] = {
-    "paper": WassersteinSettings(lam=100.0, k2=128, iterations=10, tolerance=0.0, marginals="balanced", rho=1.0, floor=1e-16, debias=False, gauge="raw", scaled=False),
-    "semantic": WassersteinSettings(lam=10.0, k2=128, iterations=60, tolerance=1e-4, marginals="unbalanced", rho=4.0, floor=0.0, debias=True, gauge="value", scaled=True),
+    "paper": WassersteinSettings(
+        lam=100.0,
+        k2=128,
+        iterations=10,
+        tolerance=0.0,
+        marginals="balanced",
+        rho=1.0,
+        floor=1e-16,
+        debias=False,
+        gauge="raw",
+        scaled=False,
+    ),
+    "semantic": WassersteinSettings(
+        lam=5.0,
+        k2=128,
+        iterations=60,
+        tolerance=1e-4,
+        marginals="unbalanced",
+        rho=8.0,
+        floor=0.0,
+        debias=True,
+        gauge="value",
+        scaled=True,
+    ),
 }
-"""``paper`` reproduces the publication; ``semantic`` is what we recommend. The numbers of the latter come from the sweep in docs/numerics.md."""
+"""``paper`` reproduces the publication; ``semantic`` is what we recommend. The numbers of the latter come from the
+sweep in docs/numerics.md.
+"""
 
 
 class Wasserstein:
@@ -94,30 +133,42 @@ class Wasserstein:
 
     name = "wasserstein"
 
-    def __init__(self, geometry: TokenGeometry, preset: Preset = "semantic", *, method: str = "auto", **settings: Any) -> None:
-        """Settings not given come from the preset; `WassersteinSettings` lists them. ``method`` is the solver's domain, see `transport.gibbs`."""
+    def __init__(
+        self, geometry: TokenGeometry, preset: Preset = "semantic", *, method: str = "auto", **settings: Any
+    ) -> None:
+        """Settings not given come from the preset; `WassersteinSettings` lists them. ``method`` is the solver's domain,
+        see `transport.gibbs`.
+        """
         if preset not in PRESETS:
             raise ValueError(f"preset={preset!r} is unknown; use one of {', '.join(map(repr, PRESETS))}")
         known = asdict(PRESETS[preset])
         for name in settings:
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
-                raise TypeError(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"))
+                raise TypeError(
+                    f"unknown setting {name!r}"
+                    + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}")
+                )
         self.geometry = geometry
         self.preset = preset
         self.settings = replace(PRESETS[preset], **settings)
         self.method = method
         if self.settings.k2 > geometry.vocabulary:
-            raise ValueError(f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to {geometry.vocabulary} or less")
+            raise ValueError(
+                f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to "
+                f"{geometry.vocabulary} or less"
+            )
         if self.settings.scaled and geometry.scale_rule == "none":
             warnings.warn(
-                "this geometry has scale=None, so that lam and rho are in the embedding's own units and their defaults may be blind or blurred; "
+                "this geometry has scale=None, so that lam and rho are in the embedding's own units and their "
+                "defaults may be blind or blurred; "
                 "build the geometry with scale='median-nn'",
                 stacklevel=2,
             )
 
     def __repr__(self) -> str:
-        return f"Wasserstein(preset={self.preset!r}, {', '.join(f'{name}={value!r}' for name, value in asdict(self.settings).items())})"
+        return f"Wasserstein(preset={self.preset!r}, "
+        f"{', '.join(f'{name}={value!r}' for name, value in asdict(self.settings).items())})"
 
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
@@ -129,7 +180,9 @@ class Wasserstein:
         return RegularizerOutput(penalties.gather(-1, sampled).squeeze(-1), divergence, diagnostics)
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """See `Regularizer.loss`. ``tokens``, if given, are made part of the support; the expectation runs over the support and its leftover mass."""
+        """See `Regularizer.loss`. ``tokens``, if given, are made part of the support; the expectation runs over the
+        support and its leftover mass.
+        """
         with torch.no_grad():
             if tokens is None:
                 tokens = policy_logits.argmax(-1)
@@ -161,7 +214,10 @@ class Wasserstein:
                 "build the geometry from the embeddings of the model that gives the logits"
             )
         if policy_logits.device != self.geometry.embeddings.device:
-            raise ValueError(f"logits are on {policy_logits.device} but the geometry is on {self.geometry.embeddings.device}; use geometry.to({str(policy_logits.device)!r})")
+            raise ValueError(
+                f"logits are on {policy_logits.device} but the geometry is on {self.geometry.embeddings.device}; use "
+                f"geometry.to({str(policy_logits.device)!r})"
+            )
         return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -189,13 +245,19 @@ class Wasserstein:
         return penalty, divergence, diagnostics
 
     def _self(self, log_mass: Tensor, kernel: GibbsKernel) -> Tensor:
-        """Potential of a distribution's transport to itself. It converges three times faster an iteration, so it is solved more exactly."""
+        """Potential of a distribution's transport to itself. It converges three times faster an iteration, so it is
+        solved more exactly.
+        """
         s = self.settings
         rho = s.rho if s.marginals == "unbalanced" else math.inf
         return solve_self(log_mass, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f
 
-    def _unbalanced(self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel) -> tuple[Tensor, Tensor, Solution]:
-        """With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g:  transport = (rho + 1/lam) (1 - A) + rho (1 - B)."""
+    def _unbalanced(
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
+    ) -> tuple[Tensor, Tensor, Solution]:
+        """With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g:  transport = (rho + 1/lam) (1 - A) +
+        rho (1 - B).
+        """
         s = self.settings
         start = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
         cross = solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, start)
@@ -204,12 +266,19 @@ class Wasserstein:
         transport = price * (1 - kept_a) + s.rho * (1 - kept_b)
         if start is None:
             return -price * torch.expm1(-cross.f / s.rho), transport, cross
-        own = sum((s.rho + price) * (1 - _kept(log, potential, s.rho)) for log, potential in zip((log_a, log_b), start, strict=True))
+        own = sum(
+            (s.rho + price) * (1 - _kept(log, potential, s.rho))
+            for log, potential in zip((log_a, log_b), start, strict=True)
+        )
         penalty = price * ((-start[0] / s.rho).exp() - (-cross.f / s.rho).exp())
         return penalty, transport - own / 2, cross
 
-    def _balanced(self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel) -> tuple[Tensor, Tensor, Solution]:
-        """transport = <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass one); debiasing subtracts half of each self-transport."""
+    def _balanced(
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
+    ) -> tuple[Tensor, Tensor, Solution]:
+        """transport = <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass one); debiasing subtracts half of each
+        self-transport.
+        """
         s = self.settings
         cross = solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
         transport = _mean(log_a, cross.f) + _mean(log_b, cross.g) - 1 / s.lam

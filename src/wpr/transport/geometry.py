@@ -6,7 +6,8 @@ The paper keeps each token's ``k1`` nearest other tokens and mirrors the list. T
 
     keep (i, j)  iff  C_ij <= max(r_i, r_j),        r_i = cost from token i to its k1-th nearest other token
 
-so one float per token replaces a sparse V x V matrix of gigabytes, and costs are computed on the fly for the few tokens of a support.
+so one float per token replaces a sparse V x V matrix of gigabytes, and costs are computed on the fly for the few tokens
+of a support.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ALIVE = 0.1
 """A token is alive if its nearest other token is farther than this share of its typical cost to the vocabulary."""
 
 _SLACK = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""Relative slack of the radius rule: a cost is computed in blocks of another shape when the radii are built, and rounds differently."""
+"""Relative slack of the radius rule: a cost is computed in blocks of another shape when the radii are built, and rounds
+differently.
+"""
 
 _BLOCK_BYTES = 128 << 20
 """Size of one block of the V x V cost matrix while radii are built; about four such blocks exist at a time."""
@@ -42,7 +45,8 @@ class TokenGeometry:
     embeddings: ``(V, d)`` the model's own matrix, by reference.
     radius: ``(V,)`` cost to the ``neighbours``-th nearest other token, infinite where ``neighbours`` is None.
     nearest: ``(V,)`` cost to the nearest other token.
-    alive: ``(V,)`` False for near-duplicates of other tokens, such as tokens that training never touched. They count in no scale.
+    alive: ``(V,)`` False for near-duplicates of other tokens, such as tokens that training never touched. They count in
+        no scale.
     scale: costs are divided by this number. ``scale_rule`` says where it came from.
     """
 
@@ -68,11 +72,14 @@ class TokenGeometry:
     ) -> TokenGeometry:
         """Measure the vocabulary of embeddings ``weight`` ``(V, d)``.
 
-        metric: ``"euclidean"``, ``"cosine"``, or a function of rows ``(..., n, d)`` and ``(..., m, d)`` giving costs ``(..., n, m)``.
+        metric: ``"euclidean"``, ``"cosine"``, or a function of rows ``(..., n, d)`` and ``(..., m, d)`` giving costs
+            ``(..., n, m)``.
         neighbours: the paper's k1; None keeps all pairs.
-        scale: ``"median-nn"`` divides costs by the median, over live tokens, of the cost to the nearest other token, which makes ``lam`` and
-            ``rho`` mean the same for every model; a number divides by that number; None leaves costs as they are.
-        token_weights: ``(V,)`` how much each token counts in the median, for instance its probability under the reference (`token_frequencies`).
+        scale: ``"median-nn"`` divides costs by the median, over live tokens, of the cost to the nearest other token,
+            which makes ``lam`` and ``rho`` mean the same for every model; a number divides by that number; None leaves
+            costs as they are.
+        token_weights: ``(V,)`` how much each token counts in the median, for instance its probability under the
+            reference (`token_frequencies`).
         progress: show a bar on a terminal; building takes seconds to minutes.
         """
         weight = weight.detach()
@@ -94,8 +101,12 @@ class TokenGeometry:
         token_weights: Tensor | None = None,
         progress: bool = True,
     ) -> TokenGeometry:
-        """Measure a transformers model's vocabulary, through ``model.get_input_embeddings()``. Arguments as in `from_embeddings`."""
-        return cls.from_embeddings(input_embeddings(model), metric, neighbours, scale, token_weights=token_weights, progress=progress)
+        """Measure a transformers model's vocabulary, through ``model.get_input_embeddings()``. Arguments as in
+        `from_embeddings`.
+        """
+        return cls.from_embeddings(
+            input_embeddings(model), metric, neighbours, scale, token_weights=token_weights, progress=progress
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -104,13 +115,19 @@ class TokenGeometry:
     def cost(self, ids: Tensor, *, scaled: bool = True) -> Tensor:
         """Costs among the tokens of each support, divided by ``scale`` if ``scaled``: ids ``(P, n)`` to ``(P, n, n)``.
 
-        Zero on the diagonal; infinite between tokens that are not among each other's nearest, and for entries that are not tokens
-        (``NO_TOKEN``: the dummy and padding). Symmetric to the last bit.
+        Zero on the diagonal; infinite between tokens that are not among each other's nearest, and for entries that are
+        not tokens (``NO_TOKEN``: the dummy and padding). Symmetric to the last bit.
         """
         if ids.device != self.embeddings.device:
-            raise ValueError(f"ids are on {ids.device} but the geometry is on {self.embeddings.device}; move one of them, for instance geometry.to({str(ids.device)!r})")
+            raise ValueError(
+                f"ids are on {ids.device} but the geometry is on {self.embeddings.device}; move one of them, for "
+                f"instance geometry.to({str(ids.device)!r})"
+            )
         if ids.numel() and not NO_TOKEN <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
-            raise ValueError(f"token ids {int(ids.min())}..{int(ids.max())} are not all within the geometry's vocabulary, 0..{self.vocabulary - 1} ({NO_TOKEN} for no token)")
+            raise ValueError(
+                f"token ids {int(ids.min())}..{int(ids.max())} are not all within the geometry's vocabulary, "
+                f"0..{self.vocabulary - 1} ({NO_TOKEN} for no token)"
+            )
         token = ids != NO_TOKEN
         index = ids.clamp_min(0)
         rows = self.embeddings[index].to(working_dtype(self.embeddings))
@@ -136,10 +153,14 @@ class TokenGeometry:
     def to(self, device: str | torch.device) -> TokenGeometry:
         """The same geometry on another device."""
         moved = (tensor.to(device) for tensor in (self.radius, self.nearest, self.alive))
-        return TokenGeometry(self.embeddings.to(device), self.metric, self.neighbours, *moved, self.scale, self.scale_rule)
+        return TokenGeometry(
+            self.embeddings.to(device), self.metric, self.neighbours, *moved, self.scale, self.scale_rule
+        )
 
     def save(self, path: str | Path) -> None:
-        """Write radii, scale and a fingerprint of the embeddings (not the embeddings) to a safetensors file, atomically."""
+        """Write radii, scale and a fingerprint of the embeddings (not the embeddings) to a safetensors file,
+        atomically.
+        """
         from wpr.transport.geometry_file import save
 
         save(self, Path(path))
@@ -150,12 +171,12 @@ class TokenGeometry:
         path: str | Path,
         embeddings: Tensor | torch.nn.Module,
         metric: str | PairwiseCost | Metric | None = None,
-        neighbours: int | None | Literal["any"] = "any",
+        neighbours: int | Literal["any"] | None = "any",
     ) -> TokenGeometry:
         """Read a file written by `save`, for the embeddings (or the model) that it was made from.
 
-        Refuses a file made from other embeddings, by another version of the format, damaged, or with another metric or ``neighbours`` than asked for.
-        A file made with a user's metric needs that function as ``metric``.
+        Refuses a file made from other embeddings, by another version of the format, damaged, or with another metric or
+        ``neighbours`` than asked for. A file made with a user's metric needs that function as ``metric``.
         """
         from wpr.transport.geometry_file import load
 
@@ -165,13 +186,19 @@ class TokenGeometry:
     def describe(self) -> str:
         """A few lines for a person: size, distances, how many tokens were left out of the scale."""
         live = self.nearest[self.alive]
-        quantiles = torch.quantile(live.float(), torch.tensor([0.05, 0.5, 0.95], device=live.device)).tolist() if len(live) else [math.nan] * 3
+        quantiles = (
+            torch.quantile(live.float(), torch.tensor([0.05, 0.5, 0.95], device=live.device)).tolist()
+            if len(live)
+            else [math.nan] * 3
+        )
         dead = self.vocabulary - len(live)
         kept = "all pairs" if self.neighbours is None else f"the {self.neighbours} nearest"
         return "\n".join(
             [
-                f"vocabulary {self.vocabulary} tokens of size {self.embeddings.shape[1]}, {self.metric.name} cost, {kept} kept",
-                f"nearest-neighbour cost of live tokens: median {quantiles[1]:.4g}, 5% to 95%: {quantiles[0]:.4g} to {quantiles[2]:.4g}",
+                f"vocabulary {self.vocabulary} tokens of size {self.embeddings.shape[1]}, {self.metric.name} cost, "
+                f"{kept} kept",
+                f"nearest-neighbour cost of live tokens: median {quantiles[1]:.4g}, 5% to 95%: {quantiles[0]:.4g} to "
+                f"{quantiles[2]:.4g}",
                 f"left out of the scale as near-duplicates: {dead} tokens ({dead / self.vocabulary:.1%})",
                 f"scale {self.scale:.6g} ({self.scale_rule})",
             ]
@@ -181,13 +208,18 @@ class TokenGeometry:
 def input_embeddings(model: torch.nn.Module) -> Tensor:
     """The input embedding matrix ``(V, d)`` of a transformers model."""
     if not hasattr(model, "get_input_embeddings"):
-        raise TypeError(f"{type(model).__name__} has no get_input_embeddings(); pass its embedding matrix to TokenGeometry.from_embeddings instead")
+        raise TypeError(
+            f"{type(model).__name__} has no get_input_embeddings(); pass its embedding matrix to "
+            f"TokenGeometry.from_embeddings instead"
+        )
     return model.get_input_embeddings().weight.detach()
 
 
 @torch.no_grad()
 def token_frequencies(model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Mean next-token probability of each token over calibration prompts ``(B, L)``: ``(V,)``, for ``token_weights``."""
+    """Mean next-token probability of each token over calibration prompts ``(B, L)``: ``(V,)``, for
+    ``token_weights``.
+    """
     logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
     keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     return logits[keep].float().softmax(-1).mean(0)
@@ -195,17 +227,24 @@ def token_frequencies(model: torch.nn.Module, input_ids: Tensor, attention_mask:
 
 def _check_embeddings(weight: Tensor, neighbours: int | None) -> None:
     if weight.ndim != 2 or not weight.is_floating_point():
-        raise ValueError(f"embeddings of shape {tuple(weight.shape)} and type {weight.dtype}; they must be a float matrix (tokens, size)")
+        raise ValueError(
+            f"embeddings of shape {tuple(weight.shape)} and type {weight.dtype}; they must be a float matrix "
+            f"(tokens, size)"
+        )
     vocabulary = weight.shape[0]
     if vocabulary < 2:
         raise ValueError(f"embeddings of {vocabulary} token(s); a geometry needs at least 2")
     if neighbours is not None and not 1 <= neighbours <= vocabulary - 1:
         raise ValueError(
-            f"neighbours={neighbours} is outside 1..{vocabulary - 1} for a vocabulary of {vocabulary} tokens; set it to {vocabulary - 1} or less, or to None for all pairs"
+            f"neighbours={neighbours} is outside 1..{vocabulary - 1} for a vocabulary of {vocabulary} tokens; set it "
+            f"to {vocabulary - 1} or less, or to None for all pairs"
         )
     bad = (~weight.isfinite().all(-1)).nonzero().squeeze(-1)
     if len(bad):
-        raise ValueError(f"embeddings of {len(bad)} token(s) are not finite, first at token {int(bad[0])}; repair the model's embedding matrix")
+        raise ValueError(
+            f"embeddings of {len(bad)} token(s) are not finite, first at token {int(bad[0])}; repair the model's "
+            f"embedding matrix"
+        )
 
 
 def _measure(weight: Tensor, metric: Metric, neighbours: int | None, progress: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,14 +258,20 @@ def _measure(weight: Tensor, metric: Metric, neighbours: int | None, progress: b
     results = []
     with progress_bar("token geometry", vocabulary, enabled=progress) as bar:
         for start in range(0, vocabulary, step):
-            results.append(measure(prepared, start, min(start + step, vocabulary), metric, neighbours or 1, mean, mean_square))
+            results.append(
+                measure(prepared, start, min(start + step, vocabulary), metric, neighbours or 1, mean, mean_square)
+            )
             bar.advance(min(step, vocabulary - start))
     radius, nearest, typical = (torch.cat(parts) for parts in zip(*results, strict=True))
     return (torch.full_like(radius, torch.inf) if neighbours is None else radius), nearest, typical
 
 
-def _measure_block(rows: Tensor, start: int, stop: int, metric: Metric, k: int, mean: Tensor, mean_square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows ``start..stop`` against all: the k nearest by the matrix product, their costs from the differences where that lost digits."""
+def _measure_block(
+    rows: Tensor, start: int, stop: int, metric: Metric, k: int, mean: Tensor, mean_square: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows ``start..stop`` against all: the k nearest by the matrix product, their costs from the differences where
+    that lost digits.
+    """
     block = rows[start:stop]
     squared, near = gram_squared_distances(block, rows)
     squared.diagonal(offset=start).fill_(torch.inf)
@@ -238,7 +283,9 @@ def _measure_block(rows: Tensor, start: int, stop: int, metric: Metric, k: int, 
     return metric.finish(values.amax(-1)), metric.finish(values.amin(-1)), metric.finish(typical)
 
 
-def _measure_block_custom(rows: Tensor, start: int, stop: int, metric: Metric, k: int, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _measure_block_custom(
+    rows: Tensor, start: int, stop: int, metric: Metric, k: int, *_: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     cost = metric.pairwise(rows[start:stop], rows)
     typical = cost.mean(-1)
     cost.diagonal(offset=start).fill_(torch.inf)
@@ -256,19 +303,25 @@ def _resolve_scale(scale: Scale, nearest: Tensor, alive: Tensor, weights: Tensor
     else:
         if not alive.any():
             raise ValueError(
-                f"scale='median-nn' is degenerate: all {len(alive)} tokens are near-duplicates of others (nearest cost at most {ALIVE} of the typical cost); "
+                f"scale='median-nn' is degenerate: all {len(alive)} tokens are near-duplicates of others (nearest "
+                f"cost at most {ALIVE} of the typical cost); "
                 "pass a number as scale, or check that these are a trained model's embeddings"
             )
         value = _weighted_median(nearest[alive], None if weights is None else _checked_weights(weights, alive))
         rule = "median-nn" if weights is None else "median-nn, weighted"
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"scale {value} ({rule}) is degenerate; it must be a finite positive number: pass one as scale")
+        raise ValueError(
+            f"scale {value} ({rule}) is degenerate; it must be a finite positive number: pass one as scale"
+        )
     return value, rule
 
 
 def _checked_weights(weights: Tensor, alive: Tensor) -> Tensor:
     if weights.shape != alive.shape:
-        raise ValueError(f"token_weights of shape {tuple(weights.shape)} for a vocabulary of {len(alive)} tokens; pass one weight per token")
+        raise ValueError(
+            f"token_weights of shape {tuple(weights.shape)} for a vocabulary of {len(alive)} tokens; pass one weight "
+            f"per token"
+        )
     live = weights.to(alive.device)[alive]
     if not (live >= 0).all() or not live.sum() > 0 or not live.isfinite().all():
         raise ValueError("token_weights must be finite, not negative, and positive for at least one live token")

@@ -37,8 +37,8 @@ def save(geometry: TokenGeometry, path: Path) -> None:
         "scale": float(geometry.scale).hex(),
         "scale_rule": geometry.scale_rule,
         "embeddings": fingerprint(geometry.embeddings),
-        "content": _content_hash(tensors),
     }
+    metadata["content"] = _content_hash(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".tmp")
     try:
@@ -57,19 +57,29 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
     """Read and check a file written by `save`; see `TokenGeometry.load`."""
     tensors, metadata = _read(path)
     if metadata.get("format") != FORMAT:
-        raise GeometryFileError(f"{path} is not a geometry file; build one with TokenGeometry.from_model(...).save(...)")
+        raise GeometryFileError(
+            f"{path} is not a geometry file; build one with TokenGeometry.from_model(...).save(...)"
+        )
     if metadata.get("version") != str(VERSION):
-        raise GeometryFileError(f"{path} has format version {metadata.get('version')}, this release reads version {VERSION}; build it again")
+        raise GeometryFileError(
+            f"{path} has format version {metadata.get('version')}, this release reads version {VERSION}; build it again"
+        )
     missing = {"metric", "neighbours", "scale", "scale_rule", "embeddings", "content"} - set(metadata)
-    if missing or set(tensors) != set(_TENSORS) or metadata["content"] != _content_hash(tensors):
-        raise GeometryFileError(f"{path} is damaged: its content does not match its checksum; delete it and build it again")
+    if missing or set(tensors) != set(_TENSORS) or metadata["content"] != _content_hash(tensors, metadata):
+        raise GeometryFileError(
+            f"{path} is damaged: its content does not match its checksum; delete it and build it again"
+        )
     if metadata["embeddings"] != fingerprint(weight):
         raise GeometryFileError(
-            f"{path} was made for other embeddings ({len(tensors['radius'])} tokens) than these ({weight.shape[0]} tokens of size {weight.shape[1]}); build a geometry for this model"
+            f"{path} was made for other embeddings ({len(tensors['radius'])} tokens) than these ({weight.shape[0]} "
+            f"tokens of size {weight.shape[1]}); build a geometry for this model"
         )
     kept = None if metadata["neighbours"] == "None" else int(metadata["neighbours"])
     if neighbours != "any" and neighbours != kept:
-        raise GeometryFileError(f"{path} was made with neighbours={kept}, not {neighbours}; build it again with neighbours={neighbours}, or ask for {kept}")
+        raise GeometryFileError(
+            f"{path} was made with neighbours={kept}, not {neighbours}; build it again with neighbours={neighbours}, "
+            f"or ask for {kept}"
+        )
     return TokenGeometry(
         embeddings=weight,
         metric=_matching_metric(path, metadata["metric"], metric),
@@ -83,7 +93,9 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
 
 
 def fingerprint(weight: Tensor) -> str:
-    """SHA-256 of the embeddings' shape and values. The same values in bf16, float32 or float64 give the same fingerprint."""
+    """SHA-256 of the embeddings' shape and values. The same values in bf16, float32 or float64 give the same
+    fingerprint.
+    """
     digest = hashlib.sha256(f"{tuple(weight.shape)}".encode())
     for block in weight.detach().split(4096):
         digest.update(block.to(device="cpu", dtype=torch.float64).contiguous().view(torch.uint8).numpy().data)
@@ -99,11 +111,14 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, ValueError) as error:
-        raise GeometryFileError(f"{path} is damaged or not a safetensors file ({error}); delete it and build it again") from error
+        raise GeometryFileError(
+            f"{path} is damaged or not a safetensors file ({error}); delete it and build it again"
+        ) from error
 
 
-def _content_hash(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _content_hash(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """SHA-256 of the tensors and of all metadata but this hash itself."""
+    digest = hashlib.sha256(repr(sorted(item for item in metadata.items() if item[0] != "content")).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
@@ -113,9 +128,14 @@ def _content_hash(tensors: dict[str, Tensor]) -> str:
 def _matching_metric(path: Path, stored: str, asked: str | PairwiseCost | Metric | None) -> Metric:
     if asked is None:
         if stored.startswith("custom:"):
-            raise GeometryFileError(f"{path} was made with the function {stored.removeprefix('custom:')!r}; pass that function as metric")
+            raise GeometryFileError(
+                f"{path} was made with the function {stored.removeprefix('custom:')!r}; pass that function as metric"
+            )
         return resolve_metric(stored)
     metric = resolve_metric(asked)
     if metric.name != stored:
-        raise GeometryFileError(f"{path} was made with metric {stored!r}, not {metric.name!r}; build it again with the metric that you want, or ask for {stored!r}")
+        raise GeometryFileError(
+            f"{path} was made with metric {stored!r}, not {metric.name!r}; build it again with the metric that you "
+            f"want, or ask for {stored!r}"
+        )
     return metric

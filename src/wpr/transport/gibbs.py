@@ -4,15 +4,16 @@ Notation for shapes: ``P`` problems, ``n`` support entries.
 
     apply(x)_i  =  log sum_j exp( x_j - lam C_ij )                                  x: (P, n), C: (P, n, n)
 
-`LogDomain` computes it as written: n^2 exponentials a call, right for every input. `Absorbed` computes the same number with one
-matrix-vector product: with a reference point r for x, and m_i = max_j ( r_j - lam C_ij ),
+`LogDomain` computes it as written: n^2 exponentials a call, right for every input. `Absorbed` computes the same number
+with one matrix-vector product: with a reference point r for x, and m_i = max_j ( r_j - lam C_ij ),
 
     A_ij     = exp( r_j - lam C_ij - m_i )                     in [0, 1], every row has a 1
     apply(x) = log( A exp(x - r) ) + m
 
-and the matrix is rebuilt (the reference *absorbs* x) whenever x has moved more than ``LIMIT`` away from r. What float32 flushes to zero in A
-is below exp(-87); after a move of at most LIMIT = 30 in either direction it is below n exp(-87 + 60) = 5e-10 of the row's sum for n = 258. So
-no cost, however large, and no potential, however far out, costs more than float32 rounding.
+and the matrix is rebuilt (the reference *absorbs* x) whenever x has moved more than ``LIMIT`` away from r. What float32
+flushes to zero in A is below exp(-87); after a move of at most LIMIT = 30 in either direction it is below n exp(-87 +
+60) = 5e-10 of the row's sum for n = 258. So no cost, however large, and no potential, however far out, costs more than
+float32 rounding.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class LogDomain:
 
 
 class Absorbed:
-    """The operator as a matrix-vector product around a moving reference. Not thread-safe: it remembers the reference."""
+    """The operator as a matrix-vector product around a moving reference. Not thread-safe: it remembers the
+    reference.
+    """
 
     def __init__(self, exponent: Tensor, matrix: Tensor) -> None:
         self.exponent = exponent
@@ -60,7 +63,9 @@ class Absorbed:
         self.limit = LIMIT[exponent.dtype]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``(P, n)`` to ``(P, n)``; ``x = -inf`` is a mass of zero and must stay one."""
+        """``(P, n)`` to ``(P, n)``; ``x = -inf`` is a mass of zero and must stay one; what comes out at such an entry
+        is not defined.
+        """
         moved = x if self.reference is None else x - self.reference
         if not moved.masked_fill(x == -torch.inf, 0).abs().amax() <= self.limit:
             self._absorb(x)
@@ -77,7 +82,9 @@ class Absorbed:
 
 
 def resolve_method(method: str, device: torch.device) -> str:
-    """``"auto"`` is ``"absorbed"`` on a CPU; on a GPU, where asking how far x has moved would stall the queue, it is ``"log"``."""
+    """``"auto"`` is ``"absorbed"`` on a CPU; on a GPU, where asking how far x has moved would stall the queue, it is
+    ``"log"``.
+    """
     if method == "auto":
         return "absorbed" if device.type == "cpu" else "log"
     if method not in ("absorbed", "log"):

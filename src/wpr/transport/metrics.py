@@ -6,8 +6,9 @@ Euclidean and cosine costs are both functions of a squared distance,
 
     euclidean(x, y) = |x - y|                    cosine(x, y) = 1 - <x, y> / (|x| |y|) = |x/|x| - y/|y||^2 / 2
 
-so one matrix product, ``|x - y|^2 = |x|^2 + |y|^2 - 2 <x, y>``, serves both. That form loses the digits of small distances (it subtracts
-numbers of size ``|x|^2``), so every pair that comes out small is recomputed from the difference of its two rows.
+so one matrix product, ``|x - y|^2 = |x|^2 + |y|^2 - 2 <x, y>``, serves both. That form loses the digits of small
+distances (it subtracts numbers of size ``|x|^2``), so every pair that comes out small is recomputed from the difference
+of its two rows.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ import torch
 from torch import Tensor
 
 PairwiseCost = Callable[[Tensor, Tensor], Tensor]
-"""A user's metric: rows ``(..., n, d)`` and ``(..., m, d)`` to costs ``(..., n, m)``, symmetric, finite and not negative."""
+"""A user's metric: rows ``(..., n, d)`` and ``(..., m, d)`` to costs ``(..., n, m)``, symmetric, finite and not
+negative.
+"""
 
 NEAR = 0.03
-"""Pairs with ``|x-y|^2 < NEAR * (|x|^2 + |y|^2)`` are recomputed: above it, float32 rounding costs at most about 1e-5 of the distance."""
+"""Pairs with ``|x-y|^2 < NEAR * (|x|^2 + |y|^2)`` are recomputed: above it, float32 rounding costs at most about 1e-5
+of the distance.
+"""
 
 _PAIRS_AT_ONCE = 1 << 16
 """Pairs recomputed in one go, which bounds the memory of the gathered rows."""
@@ -49,7 +54,9 @@ class Metric:
 
 
 def squared_distances(x: Tensor, y: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """``|x_i - y_j|^2`` for ``x`` ``(..., n, d)`` and ``y`` ``(..., m, d)``, accurate also where it is close to zero: ``(..., n, m)``."""
+    """``|x_i - y_j|^2`` for ``x`` ``(..., n, d)`` and ``y`` ``(..., m, d)``, accurate also where it is close to zero:
+    ``(..., n, m)``.
+    """
     squared, near = gram_squared_distances(x, y)
     where = (near if wanted is None else near & wanted).nonzero()
     for pairs in where.split(_PAIRS_AT_ONCE):
@@ -59,14 +66,18 @@ def squared_distances(x: Tensor, y: Tensor, wanted: Tensor | None = None) -> Ten
 
 
 def gram_squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix-product form of the squared distances, and a mask of the pairs whose digits it lost: two ``(..., n, m)``."""
+    """The matrix-product form of the squared distances, and a mask of the pairs whose digits it lost: two ``(..., n,
+    m)``.
+    """
     size = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
     squared = (size - 2 * (x @ y.mT)).clamp_min_(0)
     return squared, squared < NEAR * size
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length one ``(..., d)``. A row of zeros has no direction and stays as it is: at cosine cost 1/2 from every other token."""
+    """Rows of length one ``(..., d)``. A row of zeros has no direction and stays as it is: at cosine cost 1/2 from
+    every other token.
+    """
     return torch.nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny)
 
 
@@ -81,7 +92,9 @@ def resolve_metric(metric: str | PairwiseCost | Metric) -> Metric:
         return metric
     if isinstance(metric, str):
         if metric not in METRICS:
-            raise ValueError(f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}, or a function of two row sets")
+            raise ValueError(
+                f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}, or a function of two row sets"
+            )
         return METRICS[metric]
     name = "custom:" + getattr(metric, "__qualname__", type(metric).__qualname__)
     return Metric(name, rows=lambda x: x, finish=lambda cost: cost, function=metric)
@@ -90,7 +103,10 @@ def resolve_metric(metric: str | PairwiseCost | Metric) -> Metric:
 def _checked(metric: Metric, cost: Tensor, x: Tensor, y: Tensor) -> Tensor:
     expected = (*x.shape[:-1], y.shape[-2])
     if cost.shape != expected:
-        raise ValueError(f"metric {metric.name} returned costs of shape {tuple(cost.shape)} for rows {tuple(x.shape)} and {tuple(y.shape)}; it must return {tuple(expected)}")
+        raise ValueError(
+            f"metric {metric.name} returned costs of shape {tuple(cost.shape)} for rows {tuple(x.shape)} and "
+            f"{tuple(y.shape)}; it must return {tuple(expected)}"
+        )
     bad = ~(cost >= 0)
     if bad.any() or cost.isinf().any():
         value = cost[bad | cost.isinf()][0].item()

@@ -29,7 +29,12 @@ def progress_bar(title: str, total: int, *, enabled: bool) -> Iterator[Progress]
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
     with RichProgress(*columns, console=Console(stderr=True)) as rich_bar:
         task = rich_bar.add_task(title, total=total)
 

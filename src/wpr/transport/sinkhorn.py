@@ -1,11 +1,14 @@
 """Sinkhorn solvers: balanced, unbalanced and self-transport; batched, accurate in float32 for every cost.
 
-Notation for shapes: ``P`` problems, ``n`` support entries; ``a`` the policy's masses, ``b`` the reference's, each row summing to one.
-Masses come as logarithms ``(P, n)`` and costs as ``(P, n, n)``: symmetric, zero on the diagonal, infinite where no transport is possible.
-``lse_i(x) = log sum_j exp(x_j - lam C_ij)`` is `gibbs.GibbsKernel`. The formulas are derived in ``docs/numerics.md``.
+Notation for shapes: ``P`` problems, ``n`` support entries; ``a`` the policy's masses, ``b`` the reference's, each row
+    summing to one.
+Masses come as logarithms ``(P, n)`` and costs as ``(P, n, n)``: symmetric, zero on the diagonal, infinite where no
+transport is possible. ``lse_i(x) = log sum_j exp(x_j - lam C_ij)`` is `gibbs.GibbsKernel`. The formulas are derived in
+``docs/numerics.md``.
 
-Masses of zero. An entry without mass in both distributions is padding: it takes no part, and its potentials are 0. A mass of zero in one
-distribution counts as 1e-100, so that every potential stays finite; nothing that depends on it changes by more than rounding.
+Masses of zero. An entry without mass in both distributions is padding: it takes no part, and its potentials are 0. A
+mass of zero in one distribution counts as 1e-100, so that every potential stays finite; nothing that depends on it
+changes by more than rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class Solution:
 
     f, g: ``(P, n)`` potentials of the policy's and the reference's side, in units of cost; 0 on padding.
     iterations: ``(P,)`` iterations that each problem took.
-    marginal_error: ``(P,)`` L1 distance between the plan's policy marginal and what optimality asks of it, for exactly these f and g.
+    marginal_error: ``(P,)`` L1 distance between the plan's policy marginal and what optimality asks of it, for exactly
+        these f and g.
     change: ``(P,)`` largest change of any potential that one more plain iteration would make.
     converged: ``(P,)`` whether the problem stopped by tolerance.
     """
@@ -44,41 +48,86 @@ class Solution:
     converged: Tensor
 
 
-def balanced(log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, iterations: int, tolerance: float = 0.0, floor: float = 0.0, method: str = "auto") -> Solution:
+def balanced(
+    log_a: Tensor,
+    log_b: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    iterations: int,
+    tolerance: float = 0.0,
+    floor: float = 0.0,
+    method: str = "auto",
+) -> Solution:
     """The paper's iteration: v starts at one, u is updated first.
 
         u <- a / (K v)          v <- b / (K^T u)          K = exp(-lam C)          f = (1/lam) log u,  g = (1/lam) log v
 
     floor: the released code adds 1e-16 to both denominators and inside the logarithm; 0 is exact.
-    tolerance: stop a problem once its marginal error is at most this. If the supports are disconnected pieces of unequal mass, the problem has no
-    solution, the potentials drift for ever, and the number of iterations is part of the definition of the penalty.
+    tolerance: stop a problem once its marginal error is at most this. If the supports are disconnected pieces of
+    unequal mass, the problem has no solution, the potentials drift for ever, and the number of iterations is part of
+    the definition of the penalty.
     """
     _check(log_a, log_b, cost, lam, iterations)
-    return _in_chunks(lambda a, b, c: solve_balanced(a, b, GibbsKernel(c, lam, method), lam, iterations, tolerance, floor), log_a, log_b, cost)
+    return _in_chunks(
+        lambda a, b, c: solve_balanced(a, b, GibbsKernel(c, lam, method), lam, iterations, tolerance, floor),
+        log_a,
+        log_b,
+        cost,
+    )
 
 
-def unbalanced(log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, rho: float, iterations: int, tolerance: float = 0.0, method: str = "auto") -> Solution:
+def unbalanced(
+    log_a: Tensor,
+    log_b: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    rho: float,
+    iterations: int,
+    tolerance: float = 0.0,
+    method: str = "auto",
+) -> Solution:
     """Transport with entropy relative to a (x) b whose marginals are held by ``rho * KL`` instead of exactly.
 
         f <- -(tau/lam) lse(log b + lam g)        g <- -(tau/lam) lse(log a + lam f)        tau = rho / (rho + 1/lam)
 
-    Every problem has one solution, whatever its cost. The updates are over-relaxed (`Relaxation`), with a safeguard that makes them converge always.
+    Every problem has one solution, whatever its cost. The updates are over-relaxed (`Relaxation`), with a safeguard
+    that makes them converge always.
     tolerance: stop a problem once no potential changes by more than this.
     """
     _check(log_a, log_b, cost, lam, iterations, rho)
-    return _in_chunks(lambda a, b, c: solve_unbalanced(a, b, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance), log_a, log_b, cost)
+    return _in_chunks(
+        lambda a, b, c: solve_unbalanced(a, b, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance),
+        log_a,
+        log_b,
+        cost,
+    )
 
 
-def self_transport(log_a: Tensor, cost: Tensor, *, lam: float, rho: float = math.inf, iterations: int, tolerance: float = 0.0, method: str = "auto") -> Solution:
+def self_transport(
+    log_a: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    rho: float = math.inf,
+    iterations: int,
+    tolerance: float = 0.0,
+    method: str = "auto",
+) -> Solution:
     """Transport of a distribution to itself, whose two potentials are equal; ``rho = inf`` is the balanced problem.
 
     s <- s - w ( s + (tau/lam) lse(log a + lam s) )             w = 2 / (2 + tau)
     """
     _check(log_a, log_a, cost, lam, iterations, rho)
-    return _in_chunks(lambda a, _, c: solve_self(a, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance), log_a, log_a, cost)
+    return _in_chunks(
+        lambda a, _, c: solve_self(a, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance), log_a, log_a, cost
+    )
 
 
-def solve_balanced(log_a: Tensor, log_b: Tensor, kernel: GibbsKernel, lam: float, iterations: int, tolerance: float, floor: float) -> Solution:
+def solve_balanced(
+    log_a: Tensor, log_b: Tensor, kernel: GibbsKernel, lam: float, iterations: int, tolerance: float, floor: float
+) -> Solution:
     """`balanced` against a kernel that exists already."""
     log_a, log_b, padding = prepare_masses(log_a, log_b)
     log_floor = math.log(floor) if floor > 0 else None
@@ -112,9 +161,10 @@ def solve_unbalanced(
 ) -> Solution:
     """`unbalanced` against a kernel that exists already, from potentials ``start`` if given.
 
-    Over-relaxation moves each potential past its update by a factor omega. Its optimum is known before solving, because one plain iteration shrinks
-    errors by tau^2 or better whatever the cost. Far from the solution the iteration is not linear and a fixed omega can cycle, so omega starts at 1
-    and rises over `RAMP` iterations, and `Relaxation` takes it back for problems that make no progress.
+    Over-relaxation moves each potential past its update by a factor omega. Its optimum is known before solving, because
+    one plain iteration shrinks errors by tau^2 or better whatever the cost. Far from the solution the iteration is not
+    linear and a fixed omega can cycle, so omega starts at 1 and rises over `RAMP` iterations, and `Relaxation` takes it
+    back for problems that make no progress.
     """
     log_a, log_b, padding = prepare_masses(log_a, log_b)
     tau = rho / (rho + 1 / lam)
@@ -140,7 +190,9 @@ def solve_unbalanced(
     g = update(to_g, log_a, f)
     last = update(to_f, log_b, g)
     change = (last - f).abs().amax(-1)
-    error = (log_a - last / rho).exp() * (1 - (lam / tau * (last - update(to_f, log_b, update(to_g, log_a, last)))).exp())
+    error = (log_a - last / rho).exp() * (
+        1 - (lam / tau * (last - update(to_f, log_b, update(to_g, log_a, last)))).exp()
+    )
     return tally.solution(last, g, error.abs().sum(-1), change)
 
 
@@ -148,7 +200,9 @@ RAMP = 4
 """Iterations over which over-relaxation rises to its full strength."""
 
 WINDOW = 12
-"""Iterations after which a problem's progress is judged: over-relaxed errors may grow for a few iterations before they shrink."""
+"""Iterations after which a problem's progress is judged: over-relaxed errors may grow for a few iterations before they
+shrink.
+"""
 
 STRIKES = 6
 """Windows without progress after which a problem's over-relaxation is never raised again."""
@@ -157,9 +211,10 @@ STRIKES = 6
 class Relaxation:
     """The over-relaxation of each problem.
 
-    Full strength is ``omega = 2 / (1 + sqrt(1 - tau^2))``, the best value when plain iterations shrink the slowest error by tau^2. It turns that
-    factor into ``omega - 1``: for lam=10, rho=4, from 0.952 to 0.640. A problem whose residual has not shrunk within a window has its excess over 1
-    halved; with progress it recovers by half. After `STRIKES` such windows it only falls: plain updates, which converge for every cost, are the limit.
+    Full strength is ``omega = 2 / (1 + sqrt(1 - tau^2))``, the best value when plain iterations shrink the slowest
+    error by tau^2. It turns that factor into ``omega - 1``: for lam=10, rho=4, from 0.952 to 0.640. A problem whose
+    residual has not shrunk within a window has its excess over 1 halved; with progress it recovers by half. After
+    `STRIKES` such windows it only falls: plain updates, which converge for every cost, are the limit.
     """
 
     def __init__(self, like: Tensor, tau: float) -> None:
@@ -185,11 +240,14 @@ def optimal_relaxation(tau: float) -> float:
     return 2 / (1 + math.sqrt(1 - tau * tau))
 
 
-def solve_self(log_a: Tensor, kernel: GibbsKernel, lam: float, rho: float, iterations: int, tolerance: float) -> Solution:
+def solve_self(
+    log_a: Tensor, kernel: GibbsKernel, lam: float, rho: float, iterations: int, tolerance: float
+) -> Solution:
     """`self_transport` against a kernel that exists already.
 
-    Averaging keeps the update from oscillating. If the kernel's conditional matrix has eigenvalues in [0, 1], as positive kernels have, the factor an
-    iteration is at most |1 - w| = tau / (2 + tau), a third; with weight 1/2 it would be a half. For other kernels it is below one all the same.
+    Averaging keeps the update from oscillating. If the kernel's conditional matrix has eigenvalues in [0, 1], as
+    positive kernels have, the factor an iteration is at most |1 - w| = tau / (2 + tau), a third; with weight 1/2 it
+    would be a half. For other kernels it is below one all the same.
     """
     log_a, _, padding = prepare_masses(log_a, log_a)
     tau = 1.0 if math.isinf(rho) else rho / (rho + 1 / lam)
@@ -208,7 +266,9 @@ def solve_self(log_a: Tensor, kernel: GibbsKernel, lam: float, rho: float, itera
 
 
 class _Tally:
-    """Which problems still run, and what they reached. A problem that is done is frozen: its batch mates cannot change it."""
+    """Which problems still run, and what they reached. A problem that is done is frozen: its batch mates cannot change
+    it.
+    """
 
     def __init__(self, like: Tensor, tolerance: float) -> None:
         self.tolerance = tolerance
@@ -226,7 +286,10 @@ class _Tally:
         if self.tolerance == 0:
             self.error, self.change = error, change
             return False
-        self.error, self.change = torch.where(self.running, error, self.error), torch.where(self.running, change, self.change)
+        self.error, self.change = (
+            torch.where(self.running, error, self.error),
+            torch.where(self.running, change, self.change),
+        )
         self.running = self.running & ~(criterion <= self.tolerance)
         return not self.running.any()
 
@@ -247,7 +310,9 @@ def _with_floor(x: Tensor, log_floor: float | None) -> Tensor:
     return x if log_floor is None else torch.logaddexp(x, x.new_tensor(log_floor))
 
 
-def _in_chunks(solve: Callable[[Tensor, Tensor, Tensor], Solution], log_a: Tensor, log_b: Tensor, cost: Tensor) -> Solution:
+def _in_chunks(
+    solve: Callable[[Tensor, Tensor, Tensor], Solution], log_a: Tensor, log_b: Tensor, cost: Tensor
+) -> Solution:
     """Solve a few problems at a time, so that their kernels stay in the cache."""
     size = chunk_size(cost.shape[-1], cost.element_size(), cost.device)
     parts = [solve(a, b, c) for a, b, c in zip(log_a.split(size), log_b.split(size), cost.split(size), strict=True)]
@@ -263,9 +328,14 @@ def chunk_size(n: int, itemsize: int, device: torch.device) -> int:
 
 def _check(log_a: Tensor, log_b: Tensor, cost: Tensor, lam: float, iterations: int, rho: float = math.inf) -> None:
     if log_a.ndim != 2 or log_a.shape != log_b.shape or cost.shape != (*log_a.shape, log_a.shape[-1]):
-        raise ValueError(f"log masses of shape {tuple(log_a.shape)} and {tuple(log_b.shape)} with costs {tuple(cost.shape)}; they must be (P, n), (P, n) and (P, n, n)")
+        raise ValueError(
+            f"log masses of shape {tuple(log_a.shape)} and {tuple(log_b.shape)} with costs {tuple(cost.shape)}; they "
+            f"must be (P, n), (P, n) and (P, n, n)"
+        )
     if not (log_a.dtype == log_b.dtype == cost.dtype) or cost.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"log masses are {log_a.dtype} and {log_b.dtype}, costs {cost.dtype}; all must be float32 or all float64")
+        raise ValueError(
+            f"log masses are {log_a.dtype} and {log_b.dtype}, costs {cost.dtype}; all must be float32 or all float64"
+        )
     if not (math.isfinite(lam) and lam > 0):
         raise ValueError(f"lam={lam} must be a finite positive number")
     if not rho > 0:

@@ -2,12 +2,14 @@
 
 Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries.
 
-The support of a position holds the ``k2`` likeliest tokens of the policy, the ``k2`` likeliest of the reference, the sampled token, and one
-dummy that carries what is left of each distribution. Duplicates are merged, so that fewer than ``n`` entries may be in use; the others are
-padding: no mass in either distribution. Both distributions are read at all entries. Nothing depends on the other positions of the batch.
+The support of a position holds the ``k2`` likeliest tokens of the policy, the ``k2`` likeliest of the reference, the
+sampled token, and one dummy that carries what is left of each distribution. Duplicates are merged, so that fewer than
+``n`` entries may be in use; the others are
+padding: no mass in either distribution. Both distributions are read at all entries. Nothing depends on the other
+    positions of the batch.
 
-Everything stays in log space. The leftover mass is the log-sum-exp of the tokens *outside* the support, not one minus the mass inside: when
-the support covers all but 1e-12 of a distribution, that 1e-12 is right to the last digit.
+Everything stays in log space. The leftover mass is the log-sum-exp of the tokens *outside* the support, not one minus
+the mass inside: when the support covers all but 1e-12 of a distribution, that 1e-12 is right to the last digit.
 """
 
 from __future__ import annotations
@@ -52,16 +54,25 @@ class Support:
 def truncate(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2: int) -> Support:
     """Reduce logits ``(P, V)`` of both models and the sampled tokens ``(P,)`` to a shared `Support`.
 
-    Works in float32, or in float64 if either input is float64. ``-inf`` logits (masked vocabularies) are masses of zero. A row without a finite
-    log-sum-exp (a NaN, a +inf, or nothing but -inf) is refused, naming the positions.
+    Works in float32, or in float64 if either input is float64. ``-inf`` logits (masked vocabularies) are masses of
+    zero. A row without a finite log-sum-exp (a NaN, a +inf, or nothing but -inf) is refused, naming the positions.
     """
     dtype = working_dtype(policy_logits, reference_logits)
     parts = []
     for part in row_slices(policy_logits):
-        parts.append(_truncate_rows(policy_logits[part].to(dtype), reference_logits[part].to(dtype), tokens[part], k2, part.start))
+        parts.append(
+            _truncate_rows(
+                policy_logits[part].to(dtype), reference_logits[part].to(dtype), tokens[part], k2, part.start
+            )
+        )
     if len(parts) == 1:
         return parts[0]
-    return Support(*(torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "log_policy", "log_reference", "sampled")))
+    return Support(
+        *(
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("ids", "log_policy", "log_reference", "sampled")
+        )
+    )
 
 
 def row_slices(logits: Tensor) -> Iterator[slice]:
@@ -89,10 +100,12 @@ def _truncate_rows(policy: Tensor, reference: Tensor, tokens: Tensor, k2: int, f
 
 
 def top_ids(logits: Tensor, k: int) -> Tensor:
-    """Ids of the ``k`` largest logits of each row ``(P, V)``, in no particular order; among equals the lower id wins: ``(P, k)``.
+    """Ids of the ``k`` largest logits of each row ``(P, V)``, in no particular order; among equals the lower id wins:
+    ``(P, k)``.
 
-    ``torch.topk`` leaves open which of several equal values it returns, and equal values at the boundary are the rule with bf16 logits. All
-    entries above the k-th value are certain; the rest of the ``k`` places goes to the entries equal to it, lowest ids first.
+    ``torch.topk`` leaves open which of several equal values it returns, and equal values at the boundary are the rule
+    with bf16 logits. All entries above the k-th value are certain; the rest of the ``k`` places goes to the entries
+    equal to it, lowest ids first.
     """
     values, ids = logits.topk(k, dim=-1)
     boundary = values[:, -1:]
@@ -133,11 +146,15 @@ def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -
 
 
 def refuse_rows_without_total(log_total: Tensor, name: str, first: int = 0) -> None:
-    """Raise if a row's log-sum-exp ``(P,)`` is not finite, which says that its logits hold NaN or +inf, or no finite value at all."""
+    """Raise if a row's log-sum-exp ``(P,)`` is not finite, which says that its logits hold NaN or +inf, or no finite
+    value at all.
+    """
     bad = (~log_total.isfinite()).nonzero().squeeze(-1)
     if len(bad):
         shown = ", ".join(str(first + int(row)) for row in bad[:8]) + (", ..." if len(bad) > 8 else "")
         raise ValueError(
-            f"{name} logits are not a distribution at {len(bad)} position(s): {shown} (log-sum-exp {log_total[bad[0]].item()}); "
-            "logits must be finite or -inf, with at least one finite value a row: look for an overflow in the model at these positions"
+            f"{name} logits are not a distribution at {len(bad)} position(s): {shown} (log-sum-exp "
+            f"{log_total[bad[0]].item()}); "
+            "logits must be finite or -inf, with at least one finite value a row: look for an overflow in the model "
+            "at these positions"
         )
