@@ -128,7 +128,7 @@ class ReverseKL(FDivergence):
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         p = log_p.exp()
-        return _times_log(p, log_p - log_q) - p + log_q.exp()
+        return _weighted(p, log_p - log_q) - p + log_q.exp()
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         return torch.zeros_like(log_p)  # sum q - p
@@ -147,10 +147,10 @@ class ForwardKL(FDivergence):
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         q = log_q.exp()
-        return _times_log(q, log_q - log_p) - q + log_p.exp()
+        return _weighted(q, log_q - log_p) - q + log_p.exp()
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return _times_log(log_q.exp(), log_q - log_p)
+        return _weighted(log_q.exp(), log_q - log_p)
 
 
 class JensenShannon(FDivergence):
@@ -166,10 +166,10 @@ class JensenShannon(FDivergence):
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-        return _times_log(log_p.exp(), log_p - log_m) + _times_log(log_q.exp(), log_q - log_m)
+        return _weighted(log_p.exp(), log_p - log_m) + _weighted(log_q.exp(), log_q - log_m)
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return _times_log(log_q.exp(), log_q - torch.logaddexp(log_p, log_q) + math.log(2))
+        return _weighted(log_q.exp(), log_q - torch.logaddexp(log_p, log_q) + math.log(2))
 
 
 class Alpha(FDivergence):
@@ -235,7 +235,7 @@ class ChiSquared(FDivergence):
         return 4 * torch.sinh(d / 2).square()
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return (log_p.exp() - log_q.exp()) * torch.expm1(log_p - log_q)
+        return _weighted(log_p.exp() - log_q.exp(), torch.expm1(log_p - log_q))
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         return log_q.exp() - (2 * log_p - log_q).exp()
@@ -273,9 +273,9 @@ def _log_softmax(policy_logits: Tensor, reference_logits: Tensor, first: int) ->
     return both[0], both[1]
 
 
-def _times_log(weight: Tensor, log: Tensor) -> Tensor:
-    """``weight * log`` with ``0 * inf = 0``."""
-    return torch.where(weight == 0, 0, weight * log)
+def _weighted(weight: Tensor, factor: Tensor) -> Tensor:
+    """``weight * factor`` with ``0 * inf = 0``."""
+    return torch.where(weight == 0, 0, weight * factor)
 
 
 def _sum_over_vocabulary(terms: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:

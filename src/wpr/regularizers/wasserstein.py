@@ -167,13 +167,13 @@ class Wasserstein:
             )
 
     def __repr__(self) -> str:
-        return f"Wasserstein(preset={self.preset!r}, "
-        f"{', '.join(f'{name}={value!r}' for name, value in asdict(self.settings).items())})"
+        settings = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())
+        return f"Wasserstein(preset={self.preset!r}, {settings})"
 
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        support = self._support(policy_logits, reference_logits, tokens)
+        support = self.support(policy_logits, reference_logits, tokens)
         sampled = support.sampled.unsqueeze(-1)
         refuse_impossible_tokens(support.log_policy.gather(-1, sampled).squeeze(-1), tokens)
         penalties, divergence, diagnostics = self.penalties(support)
@@ -186,7 +186,7 @@ class Wasserstein:
         with torch.no_grad():
             if tokens is None:
                 tokens = policy_logits.argmax(-1)
-            support = self._support(policy_logits.detach(), reference_logits, tokens)
+            support = self.support(policy_logits.detach(), reference_logits, tokens)
             penalties, _, _ = self.penalties(support)
             # Where the policy has no mass the penalty may be unbounded, but it is not paid.
             penalties = penalties.masked_fill(support.log_policy == -torch.inf, 0)
@@ -206,7 +206,8 @@ class Wasserstein:
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), diagnostics
 
-    def _support(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
+    def support(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
+        """The support that the penalties of these positions are computed on, from checked inputs."""
         check_inputs(policy_logits, reference_logits, tokens)
         if policy_logits.shape[-1] != self.geometry.vocabulary:
             raise ValueError(
@@ -226,9 +227,8 @@ class Wasserstein:
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
         kernel = GibbsKernel(cost, s.lam, self.method)
         solve = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, divergence, cross = solve(*prepare_masses(log_a, log_b), kernel)
+        penalty, mean, divergence, cross = solve(*prepare_masses(log_a, log_b), kernel)
         if s.gauge == "value":
-            mean = (log_a.exp() * penalty).masked_fill(log_a == -torch.inf, 0).sum(-1)
             penalty = penalty + (divergence - mean).unsqueeze(-1)
         tokens = support.ids != NO_TOKEN
         lonely = tokens & (cost.isfinite().sum(-1) == 1)
@@ -254,42 +254,48 @@ class Wasserstein:
 
     def _unbalanced(
         self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
-    ) -> tuple[Tensor, Tensor, Solution]:
-        """With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g:  transport = (rho + 1/lam) (1 - A) +
-        rho (1 - B).
+    ) -> tuple[Tensor, Tensor, Tensor, Solution]:
+        """Penalties, their mean under the policy, the divergence, and the solution that they come from.
+
+        With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g, the transport costs
+        (rho + 1/lam) (1 - A) + rho (1 - B); a self-transport, where A = B, costs (2 rho + 1/lam) (1 - A).
         """
         s = self.settings
-        start = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
-        cross = solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, start)
+        own = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
+        # The self-potentials are also a good start: where policy and reference agree, they are the solution.
+        cross = solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own)
         price = s.rho + 1 / s.lam
-        kept_a, kept_b = _kept(log_a, cross.f, s.rho), _kept(log_b, cross.g, s.rho)
-        transport = price * (1 - kept_a) + s.rho * (1 - kept_b)
-        if start is None:
-            return -price * torch.expm1(-cross.f / s.rho), transport, cross
-        own = sum(
-            (s.rho + price) * (1 - _kept(log, potential, s.rho))
-            for log, potential in zip((log_a, log_b), start, strict=True)
-        )
-        penalty = price * ((-start[0] / s.rho).exp() - (-cross.f / s.rho).exp())
-        return penalty, transport - own / 2, cross
+        moved_a, moved_b = _moved(log_a, cross.f, s.rho), _moved(log_b, cross.g, s.rho)
+        transport = price * (1 - moved_a) + s.rho * (1 - moved_b)
+        if own is None:
+            return price * (1 - _growth(cross.f, s.rho)), price * (1 - moved_a), transport, cross
+        own_a, own_b = _moved(log_a, own[0], s.rho), _moved(log_b, own[1], s.rho)
+        penalty = price * (_growth(own[0], s.rho) - _growth(cross.f, s.rho))
+        divergence = transport - (s.rho + price) * ((1 - own_a) + (1 - own_b)) / 2
+        return penalty, price * (own_a - moved_a), divergence, cross
 
     def _balanced(
         self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
-    ) -> tuple[Tensor, Tensor, Solution]:
-        """transport = <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass one); debiasing subtracts half of each
-        self-transport.
-        """
+    ) -> tuple[Tensor, Tensor, Tensor, Solution]:
+        """The same for exact marginals, whose transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass 1)."""
         s = self.settings
         cross = solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
-        transport = _mean(log_a, cross.f) + _mean(log_b, cross.g) - 1 / s.lam
+        mean_a, mean_b = _mean(log_a, cross.f), _mean(log_b, cross.g)
+        transport = mean_a + mean_b - 1 / s.lam
         if not s.debias:
-            return cross.f, transport, cross
+            return cross.f, mean_a, transport, cross
         # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
         own_a, own_b = (self._self(log, kernel) + (log / s.lam).masked_fill(padding, 0) for log in (log_a, log_b))
-        return cross.f - own_a, transport - _mean(log_a, own_a) - _mean(log_b, own_b) + 1 / s.lam, cross
+        own_mean_a, own_mean_b = _mean(log_a, own_a), _mean(log_b, own_b)
+        return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam, cross
 
 
-def _kept(log_mass: Tensor, potential: Tensor, rho: float) -> Tensor:
+def _growth(potential: Tensor, rho: float) -> Tensor:
+    """``exp(-potential / rho)``, bounded at exp(80), which only tokens of no mass exceed."""
+    return (-potential / rho).clamp_max(80).exp()
+
+
+def _moved(log_mass: Tensor, potential: Tensor, rho: float) -> Tensor:
     """``sum_i mass_i exp(-potential_i / rho)``: the mass that is transported ``(P,)``."""
     return (log_mass - potential / rho).exp().sum(-1)
 

