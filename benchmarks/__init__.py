@@ -1,0 +1,1 @@
+"""Measurements side by side with other projects; `make bench` runs them."""

@@ -59,7 +59,10 @@ def test_import_is_light() -> None:
         "rich",
         "safetensors",
     ]
-    code = f"import sys, torch; before = set(sys.modules); import wpr; print([m for m in {heavy} if m in set(sys.modules) - before])"
+    code = (
+        "import sys, torch; before = set(sys.modules); import wpr; "
+        f"print([m for m in {heavy} if m in set(sys.modules) - before])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

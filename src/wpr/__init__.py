@@ -1,7 +1,5 @@
 """Align language models while keeping them close in meaning to a reference model."""
 
-from importlib.metadata import version
-
 from wpr.regularizers import (
     Alpha,
     ChiSquared,
@@ -17,7 +15,7 @@ from wpr.regularizers import (
 )
 from wpr.transport.geometry import TokenGeometry, token_frequencies
 
-__version__ = version("wpr")
+__version__ = "0.1.0"
 
 __all__ = [
     "Alpha",

@@ -1,4 +1,6 @@
-"""Every regularizer on inputs as they go wrong in practice: the right answer, or an error that names value, limit and remedy."""
+"""Every regularizer on inputs as they go wrong in practice: the right answer, or an error that names value, limit and
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def test_vocabulary_of_which_three_quarters_were_never_trained() -> None:
 @settings(deadline=None, max_examples=50)
 @given(data=st.data(), name=st.sampled_from(sorted(ALL)))
 def test_finite_answers_or_a_clear_error(data: st.DataObject, name: str) -> None:
-    """Logits from a list of troublesome values in all combinations: never NaN, never a wrong shape, never another exception."""
+    """Logits from a list of troublesome values in all combinations: never NaN, never a wrong shape, never another
+    exception.
+    """
     rows = data.draw(st.integers(1, 3))
     value = st.sampled_from([0.0, 1.0, -1.0, 30.0, -30.0, 1e4, -1e4, -math.inf, 5e-324, 3.3e38])
     policy, reference = (

@@ -57,7 +57,9 @@ def test_paper_estimator_is_f_over_u(kind: type[FDivergence]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gauge", ["raw", "value"])
 def test_penalty_is_the_derivative_of_the_divergence(kind: type[FDivergence], gauge: str) -> None:
-    """Moving mass from token j to token i changes D by penalty_i - penalty_j, to first order, by central differences."""
+    """Moving mass from token j to token i changes D by penalty_i - penalty_j, to first order, by central
+    differences.
+    """
     policy, reference = logits(rows=1)
     p, q = policy.softmax(-1)[0], reference.softmax(-1)[0]
     n = len(p)
@@ -113,7 +115,9 @@ def test_loss_has_the_gradient_of_the_divergence(kind: type[FDivergence]) -> Non
 
 
 def test_cosine_of_the_papers_gradient() -> None:
-    """DESIGN's table: the paper's estimator follows another direction, but for reverse KL; signs are what matters here."""
+    """DESIGN's table: the paper's estimator follows another direction, but for reverse KL; signs are what matters
+    here.
+    """
     policy, reference = logits(rows=1, vocabulary=60, seed=3)
     policy.requires_grad_()
     cosine = {}
@@ -157,7 +161,9 @@ def test_masked_vocabulary(kind: type[FDivergence]) -> None:
 
 
 def test_support_mismatch() -> None:
-    """A token that only the policy can emit: infinite for reverse KL and chi-squared, bounded for the others; never NaN."""
+    """A token that only the policy can emit: infinite for reverse KL and chi-squared, bounded for the others; never
+    NaN.
+    """
     policy, reference = torch.zeros(1, 4), torch.tensor([[0.0, 0.0, 0.0, -math.inf]])
     for kind, finite in zip(KINDS, (False, True, True, True, True, False, True), strict=True):
         out = kind()(policy, reference, torch.tensor([3]))

@@ -1,7 +1,8 @@
 """The optimum that a penalty leads to, against an independent convex solver.
 
-A bandit of 40 tokens with rewards r: ascend E_p[r] - beta * E_p[penalty] with the penalties recomputed and held constant
-in each step, as policy gradient does. A right penalty ends at argmax E_p[r] - beta * D(p, q), which scipy finds from the definition of D alone.
+A bandit of 40 tokens with rewards r: ascend E_p[r] - beta * E_p[penalty] with the penalties recomputed and held
+constant in each step, as policy gradient does. A right penalty ends at argmax E_p[r] - beta * D(p, q), which scipy
+finds from the definition of D alone.
 """
 
 from __future__ import annotations
@@ -186,7 +187,9 @@ def test_unbalanced_forms_reach_the_optimum(form: str, geometry: TokenGeometry) 
 
 
 def test_balanced_form_reaches_the_optimum(geometry: TokenGeometry) -> None:
-    """For the paper's distance the optimum is known: each reference token's mass spreads by softmax of lam (r/beta - C)."""
+    """For the paper's distance the optimum is known: each reference token's mass spreads by softmax of lam (r/beta -
+    C).
+    """
     rewards, reference = bandit()
     geometry = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=None)
     lam, beta = 2.0, 0.5

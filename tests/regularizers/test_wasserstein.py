@@ -48,7 +48,9 @@ def test_exact_float64_reproduces_the_log_domain_reference(lam: int, t: int, met
 
 @pytest.mark.parametrize("lam", [5, 20, 100])
 def test_converged_balanced_form_matches_golden_newton(lam: int) -> None:
-    """Full support, all pairs: potentials, debiased potentials and the divergence of the golden file's own Newton solver."""
+    """Full support, all pairs: potentials, debiased potentials and the divergence of the golden file's own Newton
+    solver.
+    """
     rows = golden("active_rows")
     policy, reference = (golden(name).reshape(10, -1)[rows].double() for name in ("logits_policy", "logits_ref"))
     geometry = TokenGeometry.from_embeddings(golden("embeddings").double(), neighbours=None, scale=None)
@@ -175,7 +177,9 @@ def test_value_gauge_makes_the_mean_penalty_the_divergence(preset: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_loss_has_the_gradient_of_the_divergence(form: str) -> None:
-    """Through the logits, with truncation: the envelope gradient equals central differences of the divergence itself."""
+    """Through the logits, with truncation: the envelope gradient equals central differences of the divergence
+    itself.
+    """
     geometry, policy, reference = toy()
     if form == "balanced":
         geometry = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=None)
@@ -210,7 +214,9 @@ def test_loss_counts_the_leftover_mass() -> None:
 
 
 def test_semantics() -> None:
-    """Moving mass to a near synonym costs less than moving it to an unrelated token; reverse KL cannot tell them apart."""
+    """Moving mass to a near synonym costs less than moving it to an unrelated token; reverse KL cannot tell them
+    apart.
+    """
     weight = clustered_embeddings(words=20, per_word=3, spread=0.15)
     geometry = TokenGeometry.from_embeddings(weight, neighbours=6)
     reference = torch.full((60,), 0.1 / 57)
@@ -229,7 +235,9 @@ def test_semantics() -> None:
 
 
 def test_paper_preset_is_blind_where_tokens_are_far_apart() -> None:
-    """Distances as real embeddings have them (about 2) and lam=100: the penalty is T log(a/b) + log b, over lam; nothing else."""
+    """Distances as real embeddings have them (about 2) and lam=100: the penalty is T log(a/b) + log b, over lam;
+    nothing else.
+    """
     generator = torch.Generator().manual_seed(4)
     weight = torch.randn(60, 16, generator=generator, dtype=torch.float64)
     geometry = TokenGeometry.from_embeddings(weight, neighbours=20)

@@ -277,7 +277,9 @@ class Wasserstein:
     def _balanced(
         self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
     ) -> tuple[Tensor, Tensor, Tensor, Solution]:
-        """The same for exact marginals, whose transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass 1)."""
+        """The same for exact marginals: the transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass
+        1).
+        """
         s = self.settings
         cross = solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
         mean_a, mean_b = _mean(log_a, cross.f), _mean(log_b, cross.g)

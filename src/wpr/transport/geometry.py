@@ -13,7 +13,7 @@ of a support.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from wpr.transport.support import NO_TOKEN, working_dtype
 Scale = Literal["median-nn"] | float | None
 
 ALIVE = 0.1
-"""A token is alive if its nearest other token is farther than this share of its typical cost to the vocabulary."""
+"""A token is alive if its nearest other token is farther than this share of its typical distance to the vocabulary."""
 
 _SLACK = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Relative slack of the radius rule: a cost is computed in blocks of another shape when the radii are built, and rounds
@@ -86,7 +86,7 @@ class TokenGeometry:
         _check_embeddings(weight, neighbours)
         resolved = resolve_metric(metric)
         radius, nearest, typical = _measure(weight, resolved, neighbours, progress)
-        alive = nearest > ALIVE * typical
+        alive = nearest > ALIVE**resolved.power * typical
         value, rule = _resolve_scale(scale, nearest, alive, token_weights)
         return cls(weight, resolved, neighbours, radius, nearest, alive, value, rule)
 
@@ -152,10 +152,8 @@ class TokenGeometry:
 
     def to(self, device: str | torch.device) -> TokenGeometry:
         """The same geometry on another device."""
-        moved = (tensor.to(device) for tensor in (self.radius, self.nearest, self.alive))
-        return TokenGeometry(
-            self.embeddings.to(device), self.metric, self.neighbours, *moved, self.scale, self.scale_rule
-        )
+        moved = {name: getattr(self, name).to(device) for name in ("embeddings", "radius", "nearest", "alive")}
+        return replace(self, **moved)
 
     def save(self, path: str | Path) -> None:
         """Write radii, scale and a fingerprint of the embeddings (not the embeddings) to a safetensors file,
@@ -212,7 +210,8 @@ def input_embeddings(model: torch.nn.Module) -> Tensor:
             f"{type(model).__name__} has no get_input_embeddings(); pass its embedding matrix to "
             f"TokenGeometry.from_embeddings instead"
         )
-    return model.get_input_embeddings().weight.detach()
+    weight: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
+    return weight.detach()
 
 
 @torch.no_grad()
@@ -222,7 +221,8 @@ def token_frequencies(model: torch.nn.Module, input_ids: Tensor, attention_mask:
     """
     logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
     keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    return logits[keep].float().softmax(-1).mean(0)
+    frequencies: Tensor = logits[keep].float().softmax(-1).mean(0)
+    return frequencies
 
 
 def _check_embeddings(weight: Tensor, neighbours: int | None) -> None:
@@ -304,7 +304,7 @@ def _resolve_scale(scale: Scale, nearest: Tensor, alive: Tensor, weights: Tensor
         if not alive.any():
             raise ValueError(
                 f"scale='median-nn' is degenerate: all {len(alive)} tokens are near-duplicates of others (nearest "
-                f"cost at most {ALIVE} of the typical cost); "
+                f"distance at most {ALIVE} of the typical one); "
                 "pass a number as scale, or check that these are a trained model's embeddings"
             )
         value = _weighted_median(nearest[alive], None if weights is None else _checked_weights(weights, alive))

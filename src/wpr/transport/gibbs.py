@@ -57,7 +57,7 @@ class Absorbed:
 
     def __init__(self, exponent: Tensor, matrix: Tensor) -> None:
         self.exponent = exponent
-        self.matrix = matrix  # indexed (P, j, i): the row vector comes first in the product, which is the fast orientation on a CPU
+        self.matrix = matrix  # indexed (P, j, i): row vector times matrix is the fast orientation on a CPU
         self.reference: Tensor | None = None
         self.shift: Tensor | None = None
         self.limit = LIMIT[exponent.dtype]

@@ -24,7 +24,7 @@ from wpr.transport.gibbs import GibbsKernel
 
 LOG_TINY = math.log(1e-100)
 
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Bytes of one cost matrix stack worked on at a time: on a CPU it should stay in the cache over all iterations."""
 
 
