@@ -54,7 +54,15 @@ def main() -> None:
     if arguments.step == MEASURE:
         measure(arguments.model, arguments.device)
         return
-    command = [sys.executable, "-m", "benchmarks.geometry", "--model", str(arguments.model), "--device", arguments.device]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.geometry",
+        "--model",
+        str(arguments.model),
+        "--device",
+        arguments.device,
+    ]
     subprocess.run([*command, MEASURE], check=True)
 
 

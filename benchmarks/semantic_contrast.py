@@ -44,6 +44,7 @@ from wpr import (
     TotalVariation,
     Wasserstein,
 )
+from wpr.transport.geometry_file import GeometryFileError
 
 QUESTIONS = [
     "Why is the sky blue?",
@@ -76,6 +77,19 @@ class Trial:
     origin: Tensor
     near_token: Tensor
     far_token: Tensor
+
+
+def cached_geometry(model: Any, folder: Path) -> TokenGeometry:
+    """The model's geometry, kept beside it: building takes a minute, loading a moment."""
+    path = folder / "geometry.safetensors"
+    if path.exists():
+        try:
+            return TokenGeometry.load(path, model)
+        except GeometryFileError as error:
+            print(f"building the geometry again: {error}")
+    geometry = TokenGeometry.from_model(model)
+    geometry.save(path)
+    return geometry
 
 
 @torch.no_grad()
@@ -190,10 +204,7 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(width=120)
     model, tokenizer = smollm2.load(arguments.model)
-    cache = arguments.model / "geometry.safetensors"
-    geometry = TokenGeometry.load(cache, model) if cache.exists() else TokenGeometry.from_model(model)
-    if not cache.exists():
-        geometry.save(cache)
+    geometry = cached_geometry(model, arguments.model)
     console.print(geometry.describe())
     trial = make_trial(model, tokenizer, geometry, arguments.positions)
     console.print(
