@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--strength", type=float, nargs="+", default=[20, 200], help="largest lam * C")
+    parser.add_argument("--strength", type=float, nargs="+", default=[20, 100], help="largest lam * C")
     arguments = parser.parse_args()
     console = Console(width=120)
     console.print(

@@ -1,7 +1,7 @@
 """f-divergences between next-token distributions, as penalties per token.
 
-Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``u = p / q``, ``d = log
-    u``.
+Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``u = p / q``,
+``d = log u``.
 
     D_f(p, q) = sum_v q_v f(u_v)
 

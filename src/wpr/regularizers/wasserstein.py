@@ -1,15 +1,13 @@
-"""Wasserstein policy regularization: the penalty is the derivative of an optimal-transport divergence between
-next-token distributions.
+"""Wasserstein policy regularization: penalties from optimal transport between next-token distributions.
 
-Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries; ``a`` the policy, ``b`` the
-    reference on the support.
+Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries; ``a`` the policy and ``b``
+the reference on the support.
 
-Two forms; each is a preset, and every part can be set by itself (``docs/numerics.md`` derives both).
+Two forms; each is a preset, and every part can be set by itself. Debiasing subtracts from each the same derivative of
+the policy's transport to itself, with potential s. ``docs/numerics.md`` derives both.
 
-balanced (the paper):  penalty_i = (1/lam) log u_i                                              - s_i
-  if debiased
-unbalanced:            penalty_i = (rho + 1/lam) (1 - exp(-f_i/rho))      minus the same of the policy's transport to
-itself if debiased
+    balanced (the paper)    penalty_i = (1/lam) log u_i
+    unbalanced              penalty_i = (rho + 1/lam) (1 - exp(-f_i/rho))
 """
 
 from __future__ import annotations

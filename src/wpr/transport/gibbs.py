@@ -18,11 +18,18 @@ float32 rounding.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 LIMIT = {torch.float32: 30.0, torch.float64: 300.0}
 """How far x may move from its reference, in nats."""
+
+SMALLEST = {torch.float32: -87.0, torch.float64: -708.0}
+"""Exponents whose exponential is still a normal number. Below them a CPU's exponentials and products are 10 to 50 times
+slower (denormal numbers), so exponents are clamped here first.
+"""
 
 
 class GibbsKernel:
@@ -32,7 +39,7 @@ class GibbsKernel:
         """cost: ``(P, n, n)``, symmetric, zero on the diagonal, infinite where no transport is possible."""
         self.exponent = cost * -lam
         self.method = resolve_method(method, cost.device)
-        self.matrix = self.exponent.exp() if self.method == "absorbed" else None
+        self.matrix = _exp_(self.exponent.clone()) if self.method == "absorbed" else None
 
     def operator(self) -> LogDomain | Absorbed:
         """A fresh operator; a solver takes one for each of the vectors that it applies the kernel to."""
@@ -40,30 +47,37 @@ class GibbsKernel:
 
 
 class LogDomain:
-    """The operator as the formula says it."""
+    """The operator as the formula says it, in a buffer of its own: new memory for each call costs more than the
+    sums.
+    """
 
     def __init__(self, exponent: Tensor) -> None:
         self.exponent = exponent
+        self.buffer = torch.empty_like(exponent)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``(P, n)`` to ``(P, n)``; ``x = -inf`` is a mass of zero."""
-        return (self.exponent + x.unsqueeze(-2)).logsumexp(-1)
+        exponent = torch.add(self.exponent, x.unsqueeze(-2), out=self.buffer)
+        highest = exponent.amax(-1)
+        nothing = highest == -torch.inf
+        highest = highest.masked_fill(nothing, 0)
+        sums = _exp_(exponent.sub_(highest.unsqueeze(-1))).sum(-1)
+        return sums.log_().add_(highest).masked_fill_(nothing, -torch.inf)
 
 
 class Absorbed:
-    """The operator as a matrix-vector product around a moving reference. Not thread-safe: it remembers the
-    reference.
-    """
+    """The operator as a matrix-vector product around a moving reference, which it remembers from call to call."""
 
     def __init__(self, exponent: Tensor, matrix: Tensor) -> None:
         self.exponent = exponent
         self.matrix = matrix  # indexed (P, j, i): row vector times matrix is the fast orientation on a CPU
+        self.buffer: Tensor | None = None  # the matrix above is shared; one of its own comes with the first absorption
         self.reference: Tensor | None = None
         self.shift: Tensor | None = None
         self.limit = LIMIT[exponent.dtype]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``(P, n)`` to ``(P, n)``; ``x = -inf`` is a mass of zero and must stay one; what comes out at such an entry
+        """``(P, n)`` to ``(P, n)``; ``x = -inf`` is a mass of zero and must stay one. What comes out at such an entry
         is not defined.
         """
         moved = x if self.reference is None else x - self.reference
@@ -74,11 +88,19 @@ class Absorbed:
         return sums.log_() if self.shift is None else sums.log_().add_(self.shift)
 
     def _absorb(self, x: Tensor) -> None:
-        exponent = self.exponent + x.unsqueeze(-1)
+        if self.buffer is None:
+            self.buffer = torch.empty_like(self.exponent)
+        exponent = torch.add(self.exponent, x.unsqueeze(-1), out=self.buffer)
         highest = exponent.amax(-2)
         self.shift = highest.masked_fill(highest == -torch.inf, 0)
         self.reference = x.masked_fill(x == -torch.inf, 0)
-        self.matrix = exponent.sub_(self.shift.unsqueeze(-2)).exp_()
+        self.matrix = _exp_(exponent.sub_(self.shift.unsqueeze(-2)))
+
+
+def _exp_(exponent: Tensor) -> Tensor:
+    """``exp`` in place, with what is below ``exp(SMALLEST)`` set to zero."""
+    smallest = SMALLEST[exponent.dtype]
+    return torch.threshold_(exponent.clamp_min_(smallest).exp_(), math.exp(smallest) * 1.001, 0.0)
 
 
 def resolve_method(method: str, device: torch.device) -> str:

@@ -1,10 +1,9 @@
 """Sinkhorn solvers: balanced, unbalanced and self-transport; batched, accurate in float32 for every cost.
 
 Notation for shapes: ``P`` problems, ``n`` support entries; ``a`` the policy's masses, ``b`` the reference's, each row
-    summing to one.
-Masses come as logarithms ``(P, n)`` and costs as ``(P, n, n)``: symmetric, zero on the diagonal, infinite where no
-transport is possible. ``lse_i(x) = log sum_j exp(x_j - lam C_ij)`` is `gibbs.GibbsKernel`. The formulas are derived in
-``docs/numerics.md``.
+summing to one. Masses come as logarithms ``(P, n)`` and costs as ``(P, n, n)``: symmetric, zero on the diagonal,
+infinite where no transport is possible. ``lse_i(x) = log sum_j exp(x_j - lam C_ij)`` is `gibbs.GibbsKernel`. The
+formulas are derived in ``docs/numerics.md``. Solutions carry no gradient: the envelope theorem needs none.
 
 Masses of zero. An entry without mass in both distributions is padding: it takes no part, and its potentials are 0. A
 mass of zero in one distribution counts as 1e-100, so that every potential stays finite; nothing that depends on it
@@ -34,8 +33,9 @@ class Solution:
 
     f, g: ``(P, n)`` potentials of the policy's and the reference's side, in units of cost; 0 on padding.
     iterations: ``(P,)`` iterations that each problem took.
-    marginal_error: ``(P,)`` L1 distance between the plan's policy marginal and what optimality asks of it, for exactly
-        these f and g.
+    marginal_error: ``(P,)`` L1 distance between a marginal of the plan of exactly these f and g and what optimality
+        asks of it: the policy's for the balanced problem, the reference's for the unbalanced one. The other one is
+        exact.
     change: ``(P,)`` largest change of any potential that one more plain iteration would make.
     converged: ``(P,)`` whether the problem stopped by tolerance.
     """
@@ -48,6 +48,7 @@ class Solution:
     converged: Tensor
 
 
+@torch.no_grad()
 def balanced(
     log_a: Tensor,
     log_b: Tensor,
@@ -65,8 +66,8 @@ def balanced(
 
     floor: the released code adds 1e-16 to both denominators and inside the logarithm; 0 is exact.
     tolerance: stop a problem once its marginal error is at most this. If the supports are disconnected pieces of
-    unequal mass, the problem has no solution, the potentials drift for ever, and the number of iterations is part of
-    the definition of the penalty.
+        unequal mass, the problem has no solution, the potentials drift for ever, and the number of iterations is part
+        of the definition of the penalty.
     """
     _check(log_a, log_b, cost, lam, iterations)
     return _in_chunks(
@@ -77,6 +78,7 @@ def balanced(
     )
 
 
+@torch.no_grad()
 def unbalanced(
     log_a: Tensor,
     log_b: Tensor,
@@ -105,6 +107,7 @@ def unbalanced(
     )
 
 
+@torch.no_grad()
 def self_transport(
     log_a: Tensor,
     cost: Tensor,
@@ -117,7 +120,9 @@ def self_transport(
 ) -> Solution:
     """Transport of a distribution to itself, whose two potentials are equal; ``rho = inf`` is the balanced problem.
 
-    s <- s - w ( s + (tau/lam) lse(log a + lam s) )             w = 2 / (2 + tau)
+        s <- s - w ( s + (tau/lam) lse(log a + lam s) )             w = 2 / (2 + tau)
+
+    Errors and changes are those before the last update, which shrinks them once more.
     """
     _check(log_a, log_a, cost, lam, iterations, rho)
     return _in_chunks(
@@ -186,14 +191,13 @@ def solve_unbalanced(
         change = torch.maximum(residual, step.abs().amax(-1, keepdim=True)).squeeze(-1)
         if tally.count(change, change, change):
             break
-    # A plain sweep makes f and g answers to each other, which the formulas of penalty and divergence assume.
+    # A plain sweep at the end: f becomes the answer to g, which the formulas of penalty and divergence assume.
     g = update(to_g, log_a, f)
-    last = update(to_f, log_b, g)
-    change = (last - f).abs().amax(-1)
-    error = (log_a - last / rho).exp() * (
-        1 - (lam / tau * (last - update(to_f, log_b, update(to_g, log_a, last)))).exp()
-    )
-    return tally.solution(last, g, error.abs().sum(-1), change)
+    before, f = f, update(to_f, log_b, g)
+    answer = update(to_g, log_a, f)
+    change = torch.maximum((f - before).abs(), (answer - g).abs()).amax(-1)
+    error = (log_b - g / rho).exp() * (1 - (lam / tau * (g - answer)).exp())
+    return tally.solution(f, g, error.abs().sum(-1), change)
 
 
 RAMP = 6
@@ -226,9 +230,8 @@ class Relaxation:
 
     def omega(self, iteration: int, residual: Tensor) -> Tensor:
         """The factor ``(P, 1)`` of this iteration, given the residual ``(P, 1)`` that it starts from."""
-        if (
-            iteration and iteration % self.window == 0
-        ):  # the first residual is no yardstick: steps grow before they shrink
+        # The first residual is no yardstick: steps grow before they shrink.
+        if iteration and iteration % self.window == 0:
             stuck = residual > self.enough * self.before
             self.strikes += stuck
             raised = torch.where(self.strikes < STRIKES, 1.5 * self.excess, self.excess).clamp_max(self.full)
@@ -260,16 +263,16 @@ def solve_self(
     for _ in range(iterations):
         step = (apply(log_a + lam * s) * (-tau / lam) - s).masked_fill(padding, 0)
         change = step.abs().amax(-1)
+        error = (log_a - s / rho).exp() * (1 - (-lam / tau * step).exp())
         s = tally.keep(s + weight * step, s)
-        error = log_a.exp() * (1 - (-lam / tau * step).exp()) * (1 if math.isinf(rho) else (-s / rho).exp())
         if tally.count(change, error.abs().sum(-1), change):
             break
     return tally.solution(s, s)
 
 
 class _Tally:
-    """Which problems still run, and what they reached. A problem that is done is frozen: its batch mates cannot change
-    it.
+    """Which problems still run, and what they reached. A problem that is done is frozen, whatever its batch mates
+    do.
     """
 
     def __init__(self, like: Tensor, tolerance: float) -> None:
@@ -288,10 +291,8 @@ class _Tally:
         if self.tolerance == 0:
             self.error, self.change = error, change
             return False
-        self.error, self.change = (
-            torch.where(self.running, error, self.error),
-            torch.where(self.running, change, self.change),
-        )
+        self.error = torch.where(self.running, error, self.error)
+        self.change = torch.where(self.running, change, self.change)
         self.running = self.running & ~(criterion <= self.tolerance)
         return not self.running.any()
 
