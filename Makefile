@@ -14,7 +14,7 @@ quickstart: models/smollm2/config.json
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto
 
-test-slow: $(VENV)/.bench
+test-slow: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev

@@ -14,6 +14,7 @@ from wpr.regularizers import (
     make_regularizer,
 )
 from wpr.transport.geometry import TokenGeometry, token_frequencies
+from wpr.transport.geometry_file import GeometryFileError
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "Alpha",
     "ChiSquared",
     "ForwardKL",
+    "GeometryFileError",
     "JensenShannon",
     "Regularizer",
     "RegularizerOutput",

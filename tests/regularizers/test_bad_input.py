@@ -186,8 +186,9 @@ def test_finite_answers_or_a_clear_error(data: st.DataObject, name: str) -> None
     assert out.penalty.shape == out.divergence.shape == (rows,)
     assert not out.penalty.isnan().any()
     assert not out.divergence.isnan().any()
+    possible = policy.double().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1) > -80
     if name in ("semantic", "squared-hellinger", "total-variation", "jensen-shannon"):
-        assert out.penalty.isfinite().all()
+        assert out.penalty[possible].isfinite().all()
         assert (out.divergence > -1e-4).all()
 
 

@@ -204,3 +204,46 @@ def test_bad_options_are_named() -> None:
     with pytest.raises(ValueError, match="gauge='mean'"):
         ReverseKL(gauge="mean")  # type: ignore[arg-type]
     assert repr(Alpha(0.3)) == "Alpha(0.3, estimator='gradient', gauge='value')"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("estimator", ["gradient", "paper"])
+@pytest.mark.parametrize("low", [-90.0, -150.0, -1e4, torch.finfo(torch.float32).min, -math.inf])
+def test_loss_where_the_policy_has_next_to_no_mass(kind: type[FDivergence], estimator: str, low: float) -> None:
+    """A vocabulary mask on the policy alone, as a large negative number or -inf: finite loss and gradient."""
+    policy, reference = torch.tensor([[0.3, 0.0, -0.2, low]]).requires_grad_(), torch.zeros(1, 4)
+    loss = kind(estimator=estimator).loss(policy, reference)
+    (gradient,) = torch.autograd.grad(loss.sum(), policy)
+    assert gradient.isfinite().all()
+    assert loss.isfinite().all()
+    if estimator == "gradient" and low > -100:
+        divergence = kind()(policy, reference, torch.tensor([0])).divergence
+        torch.testing.assert_close(loss, divergence, rtol=1e-4, atol=1e-4)
+
+
+def test_paper_estimator_at_the_ends() -> None:
+    """Limits of f(u)/u for u -> inf: 0 (forward KL), log 2 (JS), 1/alpha (alpha), 1/2 (TV), 1 (Hellinger); never
+    NaN.
+    """
+    policy, reference = torch.zeros(1, 4), torch.tensor([[0.0, 0.0, 0.0, -math.inf]])
+    limits = {
+        "forward-kl": 0,
+        "jensen-shannon": math.log(2),
+        "alpha": 2,
+        "total-variation": 0.5,
+        "squared-hellinger": 1,
+    }
+    for kind in KINDS:
+        high = kind(estimator="paper")(policy, reference, torch.tensor([3])).penalty.item()
+        assert high == pytest.approx(limits.get(kind.name, math.inf), abs=1e-6)
+        low = kind(estimator="paper")(torch.tensor([[0.0, 0.0, 0.0, -200.0]]), policy, torch.tensor([3])).penalty.item()
+        assert not math.isnan(low)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.uint8])
+def test_any_integer_type_of_tokens(dtype: torch.dtype) -> None:
+    policy, reference = logits(vocabulary=300)
+    tokens = torch.tensor([0, 5, 100, 120, 7, 8])
+    for kind in KINDS:
+        expected = kind()(policy, reference, tokens).penalty
+        assert torch.equal(kind()(policy, reference, tokens.to(dtype)).penalty, expected)

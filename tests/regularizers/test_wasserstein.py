@@ -296,11 +296,15 @@ def test_penalties_carry_no_gradient() -> None:
         ({"lam": -1}, "lam=-1 must be a finite positive number"),
         ({"rho": math.inf}, "rho=inf must be .* marginals='balanced'"),
         ({"k2": 25}, r"k2=25 exceeds the vocabulary \(24 tokens\); set k2 to 24 or less"),
-        ({"iterations": 0}, "iterations=0 must be at least 1"),
+        ({"iterations": 0}, "iterations=0 must be an integer of at least 1"),
         ({"gauge": "mean"}, "gauge='mean' must be 'raw' or 'value'"),
         ({"marginals": "free"}, "marginals='free'"),
         ({"floor": 1e-16}, "floor=1e-16 has no meaning"),
         ({"tolerance": -1}, "tolerance=-1"),
+        ({"k2": 8.5}, "k2=8.5 must be an integer"),
+        ({"debias": "false"}, "debias='false' must be True or False"),
+        ({"rho": 1e9}, r"lam \* rho = 5e\+09 exceeds 1e\+06"),
+        ({"method": "scaling"}, "method='scaling' is unknown"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
@@ -322,3 +326,47 @@ def test_unscaled_geometry_is_pointed_out() -> None:
     with pytest.warns(UserWarning, match="median-nn"):
         Wasserstein(geometry, "semantic", k2=6)
     assert "lam=100.0" in repr(Wasserstein(geometry, "paper", k2=6))
+
+
+def test_loss_is_accurate_for_sharp_policies_in_float32() -> None:
+    """The leftover's penalty is huge where the policy left almost nothing over; its product with that little is not."""
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randn(400, 16, generator=generator)
+    regularizer = Wasserstein(
+        TokenGeometry.from_embeddings(weight, neighbours=40), k2=32, tolerance=1e-5, iterations=300
+    )
+    policy, reference = 12 * torch.randn(4, 400, generator=generator), 2 * torch.randn(4, 400, generator=generator)
+    policy[0, 200:] = -60.0
+    policy[1, 200:] = -1e4
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        logits = policy.to(dtype).requires_grad_()
+        loss = regularizer.loss(logits, reference.to(dtype))
+        results.append((loss.detach().double(), torch.autograd.grad(loss.sum(), logits)[0].double()))
+        divergence = regularizer(logits, reference.to(dtype), policy.argmax(-1)).divergence
+        torch.testing.assert_close(loss.detach(), divergence, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(results[0][0], results[1][0], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(results[0][1], results[1][1], atol=2e-3, rtol=1e-3)
+
+
+def test_autocast_changes_nothing() -> None:
+    """Trainers score under autocast; products of embeddings and kernels must stay in full precision."""
+    geometry, policy, reference = toy(dtype=torch.float32)
+    regularizer = Wasserstein(geometry, k2=8)
+    plain = regularizer(policy, reference, torch.tensor([4])).penalty
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = regularizer(policy, reference, torch.tensor([4])).penalty
+        radius = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=6).radius
+    assert torch.equal(plain, inside)
+    assert torch.equal(radius, geometry.radius)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_tiny_masses_are_not_zero_in_float64() -> None:
+    """Equation (4) at a sampled token with reference probability exp(-400)."""
+    geometry = TokenGeometry.from_embeddings(torch.randn(20, 8, dtype=torch.float64), neighbours=3, scale=1e-9)
+    policy, reference = torch.zeros(1, 20, dtype=torch.float64), torch.zeros(1, 20, dtype=torch.float64)
+    reference[0, 5] = -400
+    ours = Wasserstein(geometry, "paper", k2=20, floor=0.0, scaled=True)(policy, reference, torch.tensor([5])).penalty
+    a, b = (x.log_softmax(-1)[0, 5].item() for x in (policy, reference))
+    assert ours.item() == pytest.approx((10 * (a - b) + b) / 100, rel=1e-12)

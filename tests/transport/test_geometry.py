@@ -183,3 +183,29 @@ def test_never_holds_a_vocabulary_squared_matrix() -> None:
     kept = [value for name, value in vars(geometry).items() if isinstance(value, Tensor) and name != "embeddings"]
     assert sum(tensor.numel() for tensor in kept) == 3 * 300
     assert np.isfinite(geometry.scale)
+
+
+@pytest.mark.parametrize("factor", [1e2, 1e5])
+def test_an_outlier_does_not_move_the_scale(factor: float) -> None:
+    weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(8))
+    plain = TokenGeometry.from_embeddings(weight, neighbours=10)
+    weight[0] *= factor
+    assert TokenGeometry.from_embeddings(weight, neighbours=10).scale == pytest.approx(plain.scale, rel=0.01)
+
+
+def test_users_metric_may_round_below_zero_but_must_be_symmetric() -> None:
+    weight = torch.randn(80, 6, generator=torch.Generator().manual_seed(9))
+    unit = torch.nn.functional.normalize
+    cosine = TokenGeometry.from_embeddings(weight, lambda x, y: 1 - unit(x, dim=-1) @ unit(y, dim=-1).mT, neighbours=5)
+    torch.testing.assert_close(
+        cosine.radius, TokenGeometry.from_embeddings(weight, "cosine", neighbours=5).radius, atol=1e-5, rtol=1e-5
+    )
+    with pytest.raises(ValueError, match="not symmetric: the cost from token"):
+        TokenGeometry.from_embeddings(weight, lambda x, y: torch.cdist(x, 2 * y), neighbours=5)
+
+
+def test_nearest_tokens_outside_the_vocabulary() -> None:
+    geometry = TokenGeometry.from_embeddings(torch.randn(10, 3), neighbours=3)
+    for token, count in ((10, 1), (-1, 1), (0, 10)):
+        with pytest.raises(ValueError, match="vocabulary of 10 tokens"):
+            geometry.nearest_tokens(token, count)

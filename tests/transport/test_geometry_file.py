@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from wpr import TokenGeometry
-from wpr.transport import geometry_file
 from wpr.transport.geometry_file import GeometryFileError, fingerprint
+from wpr.transport.metrics import PairwiseCost
 
 
 @pytest.fixture
@@ -83,9 +83,7 @@ def test_older_and_foreign_formats_are_refused(path: Path, weight: torch.Tensor)
 
 
 def test_damage_is_noticed_wherever_it_is(path: Path, weight: torch.Tensor) -> None:
-    """Every byte flipped, one at a time over the whole file, and every truncation tried: never a silent success with
-    other numbers.
-    """
+    """Bytes flipped one at a time all over the file, and truncations: never a silent success with other numbers."""
     good = path.read_bytes()
     original = TokenGeometry.load(path, weight)
     for place in range(0, len(good), 7):
@@ -130,4 +128,23 @@ def test_interrupted_save_leaves_the_old_file(
         TokenGeometry.from_embeddings(weight, neighbours=9).save(path)
     assert path.read_bytes() == good
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert geometry_file.VERSION == 1
+
+
+def test_another_function_of_the_same_name_is_refused(weight: torch.Tensor, tmp_path: Path) -> None:
+    def power(p: float) -> PairwiseCost:
+        return lambda x, y: torch.cdist(x, y).pow(p)
+
+    TokenGeometry.from_embeddings(weight, power(1.0), neighbours=7).save(tmp_path / "g")
+    assert TokenGeometry.load(tmp_path / "g", weight, power(1.0)).neighbours == 7
+    with pytest.raises(GeometryFileError, match="another function"):
+        TokenGeometry.load(tmp_path / "g", weight, power(2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_loading_in_another_precision_keeps_the_edges(dtype: torch.dtype, tmp_path: Path) -> None:
+    weight = torch.randn(300, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    geometry = TokenGeometry.from_embeddings(weight, neighbours=20)
+    geometry.save(tmp_path / "g")
+    ids = torch.arange(300).unsqueeze(0)
+    double = TokenGeometry.load(tmp_path / "g", weight.double())
+    assert torch.equal(double.cost(ids).isfinite(), geometry.cost(ids).isfinite())

@@ -273,3 +273,18 @@ def test_rho_must_be_positive() -> None:
     masses = torch.full((1, 4), -math.log(4))
     with pytest.raises(ValueError, match="rho=-1"):
         sinkhorn.unbalanced(masses, masses, torch.zeros(1, 4, 4), lam=1, rho=-1, iterations=3)
+
+
+@pytest.mark.parametrize(("lam", "rho"), [(5, 1000), (5, 10_000), (100, 100)])
+def test_over_relaxation_cannot_run_away(lam: float, rho: float) -> None:
+    """Where convergence takes thousands of iterations, potentials still stay within the bound of a contraction."""
+    rng = np.random.default_rng(16)
+    a, b = (torch.as_tensor(np.stack([log(distribution(rng, 30, 4)) for _ in range(20)])) for _ in range(2))
+    cost = torch.as_tensor(np.stack([with_gaps(rng, 3 * points_cost(rng, 30), 0.7) for _ in range(20)]))
+    tau = rho / (rho + 1 / lam)
+    bound = (-torch.minimum(a.min(), b.min()).item() / lam) / (1 - tau)
+    for iterations in (50, 300, 2000):
+        solution = sinkhorn.unbalanced(a, b, cost, lam=lam, rho=rho, iterations=iterations)
+        assert solution.f.abs().max().item() < 10 * bound
+    with pytest.raises(ValueError, match="exceeds"):
+        sinkhorn.unbalanced(a, b, cost, lam=lam, rho=1e8, iterations=3)

@@ -51,8 +51,8 @@ class Regularizer(Protocol):
         ...
 
 
-def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> None:
-    """Refuse inputs that do not belong together, naming what does not fit."""
+def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
+    """The tokens as int64; refuse inputs that do not belong together, naming what does not fit."""
     if policy_logits.ndim != 2 or policy_logits.shape != reference_logits.shape:
         raise ValueError(
             f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must "
@@ -75,6 +75,7 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} "
             f"and {tokens.device}; move them to one device"
         )
+    tokens = tokens.long()
     outside = ((tokens < 0) | (tokens >= vocabulary)).nonzero().squeeze(-1)
     if len(outside):
         raise ValueError(
@@ -82,6 +83,7 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"(0..{vocabulary - 1}); "
             "padding and ignored labels must be dropped before a regularizer sees them"
         )
+    return tokens
 
 
 def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int = 0) -> None:

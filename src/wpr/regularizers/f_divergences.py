@@ -81,7 +81,7 @@ class FDivergence(ABC):
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        check_inputs(policy_logits, reference_logits, tokens)
+        tokens = check_inputs(policy_logits, reference_logits, tokens)
         penalties, divergences = [], []
         for part in row_slices(policy_logits):
             log_p, log_q = _log_softmax(policy_logits[part], reference_logits[part], part.start)
@@ -97,10 +97,24 @@ class FDivergence(ABC):
         check_inputs(policy_logits, reference_logits, _any_tokens(policy_logits) if tokens is None else tokens)
         log_p, log_q = _log_softmax(policy_logits, reference_logits, 0)
         with torch.no_grad():
-            penalty = self._penalty((log_p - log_q).masked_fill(log_p == -torch.inf, 0)).add_(
-                self._offset(log_p, log_q).unsqueeze(-1)
+            weighted = (
+                self.weighted_derivative(log_p, log_q)
+                if self.estimator == "gradient"
+                else self.paper_terms(log_p, log_q)
             )
-        return (log_p.exp() * penalty).sum(-1)
+            weighted = weighted + log_p.exp() * self._offset(log_p, log_q).unsqueeze(-1)
+            impossible = log_p == -torch.inf
+        # p * penalty, formed above without 0 * inf; its gradient in log p, the penalty held constant, is itself.
+        carrier = 1 + (log_p - log_p.detach()).masked_fill(impossible, 0)
+        return (weighted.masked_fill(impossible, 0) * carrier).sum(-1)
+
+    def weighted_derivative(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """``p f'(u)``, finite also where f'(u) is not."""
+        return self.terms(log_p, log_q) - self.offset_terms(log_p, log_q)
+
+    def paper_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """``q f(u)`` with the paper's f, which for the two KL divergences lacks the linear term."""
+        return self.terms(log_p, log_q)
 
     def _penalty(self, d: Tensor) -> Tensor:
         return self.derivative(d) if self.estimator == "gradient" else self.ratio(d)
@@ -131,7 +145,13 @@ class ReverseKL(FDivergence):
         return _weighted(p, log_p - log_q) - p + log_q.exp()
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return torch.zeros_like(log_p)  # sum q - p
+        return torch.zeros_like(log_p)  # q - p, whose sum is zero
+
+    def weighted_derivative(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return _weighted(log_p.exp(), log_p - log_q)
+
+    def paper_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return _weighted(log_p.exp(), log_p - log_q)
 
 
 class ForwardKL(FDivergence):
@@ -143,13 +163,16 @@ class ForwardKL(FDivergence):
         return -torch.expm1(-d)
 
     def ratio(self, d: Tensor) -> Tensor:
-        return -d * torch.exp(-d)
+        return torch.where(d == torch.inf, 0, -d * torch.exp(-d))
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         q = log_q.exp()
         return _weighted(q, log_q - log_p) - q + log_p.exp()
 
     def offset_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        return _weighted(log_q.exp(), log_q - log_p)
+
+    def paper_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         return _weighted(log_q.exp(), log_q - log_p)
 
 
@@ -162,7 +185,9 @@ class JensenShannon(FDivergence):
         return math.log(2) - softplus(-d)
 
     def ratio(self, d: Tensor) -> Tensor:
-        return d - (1 + torch.exp(-d)) * (softplus(d) - math.log(2))
+        # d - softplus(d) = -softplus(-d); where d = inf, exp(-d) softplus(d) vanishes.
+        rest = torch.where(d == torch.inf, 0, torch.exp(-d) * (softplus(d) - math.log(2)))
+        return math.log(2) - softplus(-d) - rest
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         log_m = torch.logaddexp(log_p, log_q) - math.log(2)
@@ -193,7 +218,9 @@ class Alpha(FDivergence):
 
     def ratio(self, d: Tensor) -> Tensor:
         a = self.alpha
-        return (torch.exp(-a * d) - (1 - a) - a * torch.exp(-d)) / (a * (a - 1))
+        # a e^-d - e^-ad is e^-d (a - e^(1-a)d): the form without a difference of two infinities, on either side of 0
+        rest = torch.where(d > 0, a * torch.exp(-d) - torch.exp(-a * d), torch.exp(-d) * (a - torch.exp((1 - a) * d)))
+        return (rest + (1 - a)) / (a * (1 - a))
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         a = self.alpha

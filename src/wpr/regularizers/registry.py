@@ -45,7 +45,7 @@ def make_regularizer(name: str, **options: Any) -> Regularizer:
     """The regularizer of that name or alias, made with ``options``; ``wasserstein`` needs ``geometry=``."""
     key = ALIASES.get(name, name)
     if key not in REGULARIZERS:
-        close = difflib.get_close_matches(name, [*REGULARIZERS, *ALIASES], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"regularizer {name!r} is unknown{hint} Known: {', '.join(REGULARIZERS)}")
+        close = difflib.get_close_matches(name.lower(), [*REGULARIZERS, *ALIASES], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"regularizer {name!r} is unknown{hint} known are {', '.join(REGULARIZERS)}")
     return REGULARIZERS[key](**options)

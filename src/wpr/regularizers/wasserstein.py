@@ -23,9 +23,18 @@ from torch import Tensor
 
 from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
 from wpr.transport.geometry import TokenGeometry
-from wpr.transport.gibbs import GibbsKernel
-from wpr.transport.sinkhorn import Solution, chunk_size, prepare_masses, solve_balanced, solve_self, solve_unbalanced
-from wpr.transport.support import NO_TOKEN, Support, truncate
+from wpr.transport.gibbs import GibbsKernel, resolve_method
+from wpr.transport.precision import full_precision
+from wpr.transport.sinkhorn import (
+    LARGEST_PRODUCT,
+    Solution,
+    chunk_size,
+    prepare_masses,
+    solve_balanced,
+    solve_self,
+    solve_unbalanced,
+)
+from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
 Marginals = Literal["balanced", "unbalanced"]
 Preset = Literal["paper", "semantic"]
@@ -66,20 +75,27 @@ class WassersteinSettings:
     def __post_init__(self) -> None:
         limits = {
             "lam": (math.isfinite(self.lam) and self.lam > 0, "a finite positive number"),
-            "k2": (self.k2 >= 1, "at least 1"),
-            "iterations": (self.iterations >= 1, "at least 1"),
+            "k2": (type(self.k2) is int and self.k2 >= 1, "an integer of at least 1"),
+            "iterations": (type(self.iterations) is int and self.iterations >= 1, "an integer of at least 1"),
             "tolerance": (self.tolerance >= 0, "0 or more"),
             "marginals": (self.marginals in ("balanced", "unbalanced"), "'balanced' or 'unbalanced'"),
             "rho": (
                 math.isfinite(self.rho) and self.rho > 0,
                 "a finite positive number; for exact marginals set marginals='balanced'",
             ),
-            "floor": (self.floor >= 0, "0 or more"),
+            "floor": (0 <= self.floor < 1, "between 0 and 1"),
+            "debias": (isinstance(self.debias, bool), "True or False"),
+            "scaled": (isinstance(self.scaled, bool), "True or False"),
             "gauge": (self.gauge in ("raw", "value"), "'raw' or 'value'"),
         }
         for name, (fine, limit) in limits.items():
             if not fine:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be {limit}")
+        if self.marginals == "unbalanced" and self.lam * self.rho > LARGEST_PRODUCT:
+            raise ValueError(
+                f"lam * rho = {self.lam * self.rho:g} exceeds {LARGEST_PRODUCT:g}, where the solver needs millions of "
+                "iterations; lower rho, or set marginals='balanced'"
+            )
         if self.marginals == "unbalanced" and self.floor:
             raise ValueError(
                 f"floor={self.floor} has no meaning with marginals='unbalanced', whose potentials are always finite; "
@@ -150,7 +166,7 @@ class Wasserstein:
         self.geometry = geometry
         self.preset = preset
         self.settings = replace(PRESETS[preset], **settings)
-        self.method = method
+        self.method = resolve_method(method, geometry.embeddings.device)
         if self.settings.k2 > geometry.vocabulary:
             raise ValueError(
                 f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to "
@@ -186,27 +202,26 @@ class Wasserstein:
                 tokens = policy_logits.argmax(-1)
             support = self.support(policy_logits.detach(), reference_logits, tokens)
             penalties, _, _ = self.penalties(support)
-            # Where the policy has no mass the penalty may be unbounded, but it is not paid.
-            penalties = penalties.masked_fill(support.log_policy == -torch.inf, 0)
-            rest = penalties[:, -1:]
-        logits = policy_logits.to(support.log_policy.dtype)
-        log_p = logits.gather(-1, support.ids[:, :-1].clamp_min(0)) - logits.logsumexp(-1, keepdim=True)
-        p = log_p.exp().masked_fill(support.ids[:, :-1] == NO_TOKEN, 0)
-        # The leftover's probability is one minus the others', in value and in gradient.
-        return rest.squeeze(-1) + (p * (penalties[:, :-1] - rest)).sum(-1)
+        log_p = log_masses(policy_logits.to(support.log_policy.dtype), support.ids[:, :-1], "policy")
+        p = log_p.exp()
+        # Where the policy's probability is zero in this precision, the penalty may be unbounded, but it is not paid.
+        return (p * penalties.masked_fill(p == 0, 0)).sum(-1)
 
     @torch.no_grad()
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
         rows, n = support.ids.shape
-        step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
+        itemsize = support.log_policy.element_size()
+        step = chunk_size(n, itemsize, support.ids.device)
+        # The gathered embeddings of a chunk count too, where they are wide.
+        step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
         parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), diagnostics
 
     def support(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
         """The support that the penalties of these positions are computed on, from checked inputs."""
-        check_inputs(policy_logits, reference_logits, tokens)
+        tokens = check_inputs(policy_logits, reference_logits, tokens)
         if policy_logits.shape[-1] != self.geometry.vocabulary:
             raise ValueError(
                 f"logits over {policy_logits.shape[-1]} tokens but a geometry of {self.geometry.vocabulary}; "
@@ -220,6 +235,10 @@ class Wasserstein:
         return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        with full_precision(support.ids.device):
+            return self._solve_chunk(support)
+
+    def _solve_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
         log_a, log_b = support.log_policy, support.log_reference
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)

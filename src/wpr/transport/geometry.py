@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from wpr.transport.metrics import Metric, PairwiseCost, gram_squared_distances, resolve_metric
+from wpr.transport.precision import full_precision
 from wpr.transport.progress import progress_bar
 from wpr.transport.support import NO_TOKEN, working_dtype
 
 Scale = Literal["median-nn"] | float | None
 
-ALIVE = 0.1
+ALIVE = 0.05
 """A token is alive if its nearest other token is farther than this share of its typical distance to the vocabulary."""
 
 _SLACK = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -85,7 +86,8 @@ class TokenGeometry:
         weight = weight.detach()
         _check_embeddings(weight, neighbours)
         resolved = resolve_metric(metric)
-        radius, nearest, typical = _measure(weight, resolved, neighbours, progress)
+        with full_precision(weight.device):
+            radius, nearest, typical = _measure(weight, resolved, neighbours, progress)
         alive = nearest > ALIVE**resolved.power * typical
         value, rule = _resolve_scale(scale, nearest, alive, token_weights)
         return cls(weight, resolved, neighbours, radius, nearest, alive, value, rule)
@@ -101,8 +103,9 @@ class TokenGeometry:
         token_weights: Tensor | None = None,
         progress: bool = True,
     ) -> TokenGeometry:
-        """Measure a transformers model's vocabulary, through ``model.get_input_embeddings()``. Arguments as in
-        `from_embeddings`.
+        """Measure a transformers model's vocabulary, through ``model.get_input_embeddings()``. Arguments as above.
+
+        Use the frozen reference: the embeddings are kept by reference, and radii and scale are those of now.
         """
         return cls.from_embeddings(
             input_embeddings(model), metric, neighbours, scale, token_weights=token_weights, progress=progress
@@ -132,11 +135,14 @@ class TokenGeometry:
         index = ids.clamp_min(0)
         rows = self.embeddings[index].to(working_dtype(self.embeddings))
         pairs = token.unsqueeze(-1) & token.unsqueeze(-2)
-        cost = self.metric.pairwise(rows, rows, wanted=pairs.triu(1))
+        with full_precision(ids.device):
+            cost = self.metric.pairwise(rows, rows, wanted=pairs.triu(1))
         upper = cost.triu_(1)
         cost = upper + upper.mT  # one side for both: rounding, or a user's function, may differ in the last bits
         radius = self.radius[index]
-        reach = torch.maximum(radius.unsqueeze(-1), radius.unsqueeze(-2)).mul_(1 + _SLACK[cost.dtype])
+        reach = torch.maximum(radius.unsqueeze(-1), radius.unsqueeze(-2)).mul_(
+            1 + max(_SLACK[cost.dtype], _SLACK[radius.dtype])
+        )
         apart = (cost > reach).logical_or_(~pairs)
         cost = cost.div_(self.scale if scaled else 1.0).masked_fill_(apart, torch.inf)
         cost.diagonal(dim1=-2, dim2=-1).zero_()
@@ -144,8 +150,14 @@ class TokenGeometry:
 
     def nearest_tokens(self, token: int, count: int = 8) -> tuple[Tensor, Tensor]:
         """Ids and costs of the tokens nearest to one token, nearest first: two ``(count,)``."""
+        if not (0 <= token < self.vocabulary and 1 <= count < self.vocabulary):
+            raise ValueError(
+                f"token={token}, count={count} are outside a vocabulary of {self.vocabulary} tokens; "
+                f"token must be in 0..{self.vocabulary - 1} and count in 1..{self.vocabulary - 1}"
+            )
         rows = self.embeddings.to(working_dtype(self.embeddings))
-        cost = self.metric.pairwise(rows[token : token + 1], rows).squeeze(0) / self.scale
+        with full_precision(rows.device):
+            cost = self.metric.pairwise(rows[token : token + 1], rows).squeeze(0) / self.scale
         cost[token] = torch.inf
         costs, ids = cost.topk(count, largest=False)
         return ids, costs
@@ -248,49 +260,68 @@ def _check_embeddings(weight: Tensor, neighbours: int | None) -> None:
 
 
 def _measure(weight: Tensor, metric: Metric, neighbours: int | None, progress: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Radius, nearest and typical cost of every token, in blocks of rows: three ``(V,)``."""
+    """Radius, nearest and typical cost of every token, in blocks of rows: three ``(V,)``.
+
+    The typical cost of a token is the 0.99 quantile of its costs to a sample of the vocabulary: it looks past a huddle
+    of dead tokens, be they most of the vocabulary, and past a few outliers.
+    """
     vocabulary = weight.shape[0]
-    rows = weight.to(working_dtype(weight))
+    rows = metric.rows(weight.to(working_dtype(weight)))
+    if metric.function is not None:
+        _check_symmetry(metric, rows)
     step = max(1, _BLOCK_BYTES // (vocabulary * rows.element_size()))
-    measure = _measure_block_custom if metric.function is not None else _measure_block
-    prepared = metric.rows(rows)
-    mean, mean_square = prepared.mean(0), prepared.square().sum(-1).mean()
+    measure = _nearest_in_block if metric.function is None else _nearest_in_block_custom
+    sample = torch.linspace(0, vocabulary - 1, min(vocabulary, 1024), device=rows.device).long()
+    rank = max(1, math.ceil(0.99 * len(sample)))
     results = []
     with progress_bar("token geometry", vocabulary, enabled=progress) as bar:
         for start in range(0, vocabulary, step):
-            results.append(
-                measure(prepared, start, min(start + step, vocabulary), metric, neighbours or 1, mean, mean_square)
-            )
+            values, costs = measure(rows, start, min(start + step, vocabulary), metric, neighbours or 1, sample)
+            results.append((values.amax(-1), values.amin(-1), costs.kthvalue(rank, dim=-1).values))
             bar.advance(min(step, vocabulary - start))
-    radius, nearest, typical = (torch.cat(parts) for parts in zip(*results, strict=True))
+    radius, nearest, typical = (metric.finish(torch.cat(parts)) for parts in zip(*results, strict=True))
     return (torch.full_like(radius, torch.inf) if neighbours is None else radius), nearest, typical
 
 
-def _measure_block(
-    rows: Tensor, start: int, stop: int, metric: Metric, k: int, mean: Tensor, mean_square: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows ``start..stop`` against all: the k nearest by the matrix product, their costs from the differences where
-    that lost digits.
+def _nearest_in_block(
+    rows: Tensor, start: int, stop: int, metric: Metric, k: int, sample: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Squared distances of rows ``start..stop`` to the k nearest others and to the sample.
+
+    The k nearest are chosen by the matrix product; where that lost digits, their distances come from the differences.
     """
     block = rows[start:stop]
     squared, near = gram_squared_distances(block, rows)
+    to_sample = squared[:, sample]
     squared.diagonal(offset=start).fill_(torch.inf)
     values, ids = squared.topk(k, dim=-1, largest=False, sorted=False)
     for pairs in near.gather(-1, ids).nonzero().split(1 << 16):
         i, slot = pairs.unbind(-1)
         values[i, slot] = (block[i] - rows[ids[i, slot]]).square().sum(-1)
-    typical = (block.square().sum(-1) + mean_square - 2 * (block @ mean)).clamp_min(0)
-    return metric.finish(values.amax(-1)), metric.finish(values.amin(-1)), metric.finish(typical)
+    return values, to_sample
 
 
-def _measure_block_custom(
-    rows: Tensor, start: int, stop: int, metric: Metric, k: int, *_: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _nearest_in_block_custom(
+    rows: Tensor, start: int, stop: int, metric: Metric, k: int, sample: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for costs of a user's function."""
     cost = metric.pairwise(rows[start:stop], rows)
-    typical = cost.mean(-1)
+    to_sample = cost[:, sample]
     cost.diagonal(offset=start).fill_(torch.inf)
-    values = cost.topk(k, dim=-1, largest=False, sorted=False).values
-    return values.amax(-1), values.amin(-1), typical
+    return cost.topk(k, dim=-1, largest=False, sorted=False).values, to_sample
+
+
+def _check_symmetry(metric: Metric, rows: Tensor) -> None:
+    """Refuse a user's function whose cost from i to j is not the cost from j to i, on a few tokens."""
+    cost = metric.pairwise(rows[:64], rows[:64])
+    difference = (cost - cost.mT).abs().triu(1)
+    if difference.max() > 1e-3 * cost.max():
+        i, j = divmod(int(difference.argmax()), len(cost))
+        raise ValueError(
+            f"metric {metric.name} is not symmetric: the cost from token {i} to token {j} is {cost[i, j]:.6g}, back "
+            f"it is "
+            f"{cost[j, i]:.6g}; return for instance the mean of both directions"
+        )
 
 
 def _resolve_scale(scale: Scale, nearest: Tensor, alive: Tensor, weights: Tensor | None) -> tuple[float, str]:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.metrics import Metric, PairwiseCost, resolve_metric
+from wpr.transport.precision import full_precision
 
 FORMAT = "wpr-geometry"
 VERSION = 1
-_TENSORS = ("radius", "nearest", "alive")
+_TENSORS = ("radius", "nearest", "alive", "probe")
 
 
 class GeometryFileError(ValueError):
@@ -28,6 +29,7 @@ def save(geometry: TokenGeometry, path: Path) -> None:
     from safetensors.torch import save as to_bytes
 
     tensors = {"radius": geometry.radius, "nearest": geometry.nearest, "alive": geometry.alive.to(torch.uint8)}
+    tensors["probe"] = _probe(geometry.metric, geometry.embeddings)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     metadata = {
         "format": FORMAT,
@@ -80,9 +82,16 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
             f"{path} was made with neighbours={kept}, not {neighbours}; build it again with neighbours={neighbours}, "
             f"or ask for {kept}"
         )
+    resolved = _matching_metric(path, metadata["metric"], metric)
+    if not torch.allclose(_probe(resolved, weight), tensors["probe"], rtol=1e-3, atol=1e-6):
+        raise GeometryFileError(
+            f"{path} was made with another function called {resolved.name!r}: it gives other costs for the first "
+            f"tokens; "
+            "pass the function that the file was made with, or build it again"
+        )
     return TokenGeometry(
         embeddings=weight,
-        metric=_matching_metric(path, metadata["metric"], metric),
+        metric=resolved,
         neighbours=kept,
         radius=tensors["radius"].to(weight.device),
         nearest=tensors["nearest"].to(weight.device),
@@ -90,6 +99,13 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
         scale=float.fromhex(metadata["scale"]),
         scale_rule=metadata["scale_rule"],
     )
+
+
+def _probe(metric: Metric, weight: Tensor) -> Tensor:
+    """Costs between tokens at the start of the vocabulary ``(8, 8)``, which tell one metric from another."""
+    rows = weight[:8].to(torch.float64)
+    with full_precision(rows.device):
+        return metric.pairwise(rows, rows).fill_diagonal_(0).to(device="cpu", dtype=torch.float32)
 
 
 def fingerprint(weight: Tensor) -> str:

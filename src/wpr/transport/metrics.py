@@ -111,8 +111,12 @@ def _checked(metric: Metric, cost: Tensor, x: Tensor, y: Tensor) -> Tensor:
             f"metric {metric.name} returned costs of shape {tuple(cost.shape)} for rows {tuple(x.shape)} and "
             f"{tuple(y.shape)}; it must return {tuple(expected)}"
         )
-    bad = ~(cost >= 0)
-    if bad.any() or cost.isinf().any():
-        value = cost[bad | cost.isinf()][0].item()
-        raise ValueError(f"metric {metric.name} returned the cost {value}; costs must be finite and not negative")
-    return cost
+    cost = cost.to(x.dtype)
+    bad = ~(cost >= -1e-5 * cost.abs().amax()) | cost.isinf()
+    if bad.any():
+        value = cost[bad][0].item()
+        raise ValueError(
+            f"metric {metric.name} returned the cost {value}; costs must be finite and not negative: "
+            "shift the function, or clamp it with .clamp_min(0)"
+        )
+    return cost.clamp_min(0)  # rounding may put a vanishing cost a little below zero

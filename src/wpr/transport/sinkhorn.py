@@ -5,9 +5,8 @@ summing to one. Masses come as logarithms ``(P, n)`` and costs as ``(P, n, n)``:
 infinite where no transport is possible. ``lse_i(x) = log sum_j exp(x_j - lam C_ij)`` is `gibbs.GibbsKernel`. The
 formulas are derived in ``docs/numerics.md``. Solutions carry no gradient: the envelope theorem needs none.
 
-Masses of zero. An entry without mass in both distributions is padding: it takes no part, and its potentials are 0. A
-mass of zero in one distribution counts as 1e-100, so that every potential stays finite; nothing that depends on it
-changes by more than rounding.
+Masses of zero. An entry without mass in both distributions is padding: it takes no part, and its potentials are 0. In
+one distribution, a mass below `LOG_TINY` (1e-100 in float32) counts as that, so that every potential stays finite.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from torch import Tensor
 
 from wpr.transport.gibbs import GibbsKernel
 
-LOG_TINY = math.log(1e-100)
+LOG_TINY = {torch.float32: math.log(1e-100), torch.float64: -1000.0}
+"""The least log mass. It keeps potentials small enough for their digits, and is far below what any result can show."""
 
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Bytes of one cost matrix stack worked on at a time: on a CPU it should stay in the cache over all iterations."""
@@ -206,6 +206,9 @@ RAMP = 6
 WINDOW = 12
 """Iterations, at least, after which a problem's progress is judged: over-relaxed errors may grow before they shrink."""
 
+LARGEST_PRODUCT = 1e6
+"""Of lam and rho; iterations grow with its root. The presets have 40."""
+
 STRIKES = 6
 """Windows without progress after which a problem's over-relaxation is never raised again."""
 
@@ -227,9 +230,16 @@ class Relaxation:
         self.excess = torch.full_like(like[:, :1], self.full)
         self.before = torch.full_like(self.excess, torch.inf)
         self.strikes = torch.zeros_like(self.excess)
+        # The solution is at most the first plain step over 1 - tau^2 away, and a converging run's steps are at most
+        # about 1 - (omega - 1) of that. What steps four times farther runs away, and goes on with plain updates.
+        self.ceiling = 4 * (1 - self.full) / (1 - tau * tau)
+        self.first = torch.zeros_like(self.excess)
 
     def omega(self, iteration: int, residual: Tensor) -> Tensor:
         """The factor ``(P, 1)`` of this iteration, given the residual ``(P, 1)`` that it starts from."""
+        if iteration < RAMP:
+            self.first = torch.maximum(self.first, residual)
+        self.excess = self.excess.masked_fill(residual > self.ceiling * self.first, 0)
         # The first residual is no yardstick: steps grow before they shrink.
         if iteration and iteration % self.window == 0:
             stuck = residual > self.enough * self.before
@@ -304,7 +314,7 @@ class _Tally:
 def prepare_masses(log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Masses with the module's rule for zeros applied, and the mask of padding: three ``(P, n)``."""
     padding = (log_a == -torch.inf) & (log_b == -torch.inf)
-    log_a, log_b = (x.clamp_min(LOG_TINY).masked_fill(padding, -torch.inf) for x in (log_a, log_b))
+    log_a, log_b = (x.clamp_min(LOG_TINY[x.dtype]).masked_fill(padding, -torch.inf) for x in (log_a, log_b))
     return log_a, log_b, padding
 
 
@@ -343,5 +353,10 @@ def _check(log_a: Tensor, log_b: Tensor, cost: Tensor, lam: float, iterations: i
         raise ValueError(f"lam={lam} must be a finite positive number")
     if not rho > 0:
         raise ValueError(f"rho={rho} must be positive")
+    if LARGEST_PRODUCT < lam * rho < math.inf:
+        raise ValueError(
+            f"lam * rho = {lam * rho:g} exceeds {LARGEST_PRODUCT:g}, where the unbalanced problem needs millions of "
+            "iterations; lower rho, or use the balanced problem"
+        )
     if iterations < 1:
         raise ValueError(f"iterations={iterations} must be at least 1")
