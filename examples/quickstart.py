@@ -17,7 +17,7 @@ from benchmarks import smollm2
 from benchmarks.semantic_contrast import cached_geometry, compare, make_trial
 from wpr import ReverseKL, Wasserstein
 
-PROMPT = "Paris is the capital of"
+PROMPT = "The sun rises in the east and sets in the"
 console = Console(width=110)
 
 
