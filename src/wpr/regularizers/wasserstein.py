@@ -211,11 +211,11 @@ class Wasserstein:
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
         rows, n = support.ids.shape
-        itemsize = support.log_policy.element_size()
-        step = chunk_size(n, itemsize, support.ids.device)
+        step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
         # The gathered embeddings of a chunk count too, where they are wide.
         step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
-        parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
+        with full_precision(support.ids.device):
+            parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), diagnostics
 
@@ -235,10 +235,6 @@ class Wasserstein:
         return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        with full_precision(support.ids.device):
-            return self._solve_chunk(support)
-
-    def _solve_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
         log_a, log_b = support.log_policy, support.log_reference
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)

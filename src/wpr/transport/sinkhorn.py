@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from wpr.transport.gibbs import GibbsKernel
+from wpr.transport.precision import full_precision
 
 LOG_TINY = {torch.float32: math.log(1e-100), torch.float64: -1000.0}
 """The least log mass. It keeps potentials small enough for their digits, and is far below what any result can show."""
@@ -328,7 +329,9 @@ def _in_chunks(
 ) -> Solution:
     """Solve a few problems at a time, so that their kernels stay in the cache."""
     size = chunk_size(cost.shape[-1], cost.element_size(), cost.device)
-    parts = [solve(a, b, c) for a, b, c in zip(log_a.split(size), log_b.split(size), cost.split(size), strict=True)]
+    chunks = zip(log_a.split(size), log_b.split(size), cost.split(size), strict=True)
+    with full_precision(cost.device):
+        parts = [solve(a, b, c) for a, b, c in chunks]
     if len(parts) == 1:
         return parts[0]
     return Solution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Solution)))
