@@ -164,8 +164,9 @@ class Wasserstein:
                     + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}")
                 )
         self.geometry = geometry
-        self.preset = preset
+        self.preset: Preset = preset
         self.settings = replace(PRESETS[preset], **settings)
+        self.requested_method = method
         self.method = resolve_method(method, geometry.embeddings.device)
         if self.settings.k2 > geometry.vocabulary:
             raise ValueError(
@@ -179,6 +180,10 @@ class Wasserstein:
                 "build the geometry with scale='median-nn'",
                 stacklevel=2,
             )
+
+    def with_geometry(self, geometry: TokenGeometry) -> Wasserstein:
+        """The same regularizer on another geometry, for instance the same one on another device."""
+        return Wasserstein(geometry, self.preset, method=self.requested_method, **asdict(self.settings))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())

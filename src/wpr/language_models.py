@@ -1,0 +1,135 @@
+"""A transformers model in two parts: the body, which runs once over whole sequences, and the head, which is applied to
+the positions that are wanted, a few at a time.
+
+Notation for shapes: ``B`` sequences, ``T`` tokens a sequence, ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
+
+Logits of a whole batch are the largest tensor of RLHF by far: 64 responses of 128 tokens over 256,000 tokens are 4 GB in
+bf16 for one model. Splitting the forward pass lets the caller hold a slice of them at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Module = Any
+"""A transformers model or a part of one: their attributes are known only when the program runs."""
+
+
+def plain_model(model: Module) -> Module:
+    """The transformers model inside a PEFT wrapper, its adapter layers in place; the model itself if it has none."""
+    return model.get_base_model() if is_peft(model) else model
+
+
+def is_peft(model: Module) -> bool:
+    """Whether the model carries a PEFT adapter."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def positions_of(attention_mask: Tensor) -> Tensor:
+    """Position ids ``(B, T)`` that count real tokens only, so that padding on either side moves nothing."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)
+
+
+def hidden_states(model: Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Last hidden states ``(B, T, H)`` of a causal LM or sequence classifier, without its head."""
+    body = plain_model(model).base_model
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+    if "position_ids" in inspect.signature(body.forward).parameters:
+        inputs["position_ids"] = positions_of(attention_mask)
+    states: Tensor = body(**inputs).last_hidden_state
+    return states
+
+
+def logits_of(model: Module, states: Tensor) -> Tensor:
+    """Next-token logits ``(N, V)`` of hidden states ``(N, H)``, as the model's own forward pass computes them."""
+    plain = plain_model(model)
+    head = plain.get_output_embeddings()
+    logits: Tensor = head(states.to(head.weight.dtype) if not torch.is_autocast_enabled(states.device.type) else states)
+    config = plain.config.get_text_config()
+    # What some architectures do between the head and the logits that they return.
+    if getattr(config, "logits_scaling", None):  # Granite
+        logits = logits / config.logits_scaling
+    if getattr(config, "logit_scale", None):  # Cohere
+        logits = logits * config.logit_scale
+    if getattr(config, "final_logit_softcapping", None):  # Gemma 2
+        logits = torch.tanh(logits / config.final_logit_softcapping) * config.final_logit_softcapping
+    return logits
+
+
+@torch.no_grad()
+def check_split(model: Module) -> None:
+    """Refuse a causal LM whose logits are not those of body and head: something in between would be lost silently."""
+    plain = plain_model(model)
+    if getattr(plain.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(plain).__name__} is an encoder-decoder; pass a causal language model")
+    if plain.get_output_embeddings() is None:
+        raise ValueError(f"{type(plain).__name__} has no language-model head; load it with AutoModelForCausalLM")
+    if is_partitioned(plain):
+        return  # the weights are not here to be tried
+    training = plain.training
+    plain.eval()
+    vocabulary = plain.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(8, device=plain.device).remainder(vocabulary).unsqueeze(0)
+    mask = torch.ones_like(ids)
+    whole = plain(input_ids=ids, attention_mask=mask, use_cache=False).logits[0].float()
+    split = logits_of(plain, hidden_states(plain, ids, mask)[0]).float()
+    plain.train(training)
+    if not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max()), equal_nan=True):
+        raise ValueError(
+            f"{type(plain).__name__} does something between its head and its logits that wpr does not know (largest "
+            f"difference {float((whole - split).abs().max()):.3g}); teach it to wpr.language_models.logits_of"
+        )
+
+
+def is_partitioned(model: nn.Module) -> bool:
+    """Whether DeepSpeed ZeRO-3 holds the weights in parts, so that they are empty outside its engine."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def scalar_head(model: Module) -> nn.Module:
+    """The layer that turns hidden states into one score, of a sequence-classification model."""
+    plain = plain_model(model)
+    head = getattr(plain, "score", None) or getattr(plain, "classifier", None)
+    if not isinstance(head, nn.Module):
+        raise ValueError(
+            f"{type(plain).__name__} has no score head; load a reward model with "
+            "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
+        )
+    labels = getattr(plain.config, "num_labels", 1)
+    if labels != 1:
+        raise ValueError(
+            f"{type(plain).__name__} has num_labels={labels}, but a reward is one number; load it with num_labels=1"
+        )
+    return head
+
+
+def scores_at(model: Module, states: Tensor) -> Tensor:
+    """Scores ``(...)`` of hidden states ``(..., H)`` under a sequence-classification model, in float32."""
+    head = scalar_head(model)
+    dtype = next(head.parameters()).dtype
+    scores: Tensor = head(states if torch.is_autocast_enabled(states.device.type) else states.to(dtype))
+    return scores.squeeze(-1).float()
+
+
+@contextmanager
+def adapter_off(model: Module) -> Iterator[None]:
+    """The model as it was before its PEFT adapter, for the duration."""
+    with model.disable_adapter():
+        yield
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model with every dropout probability set to 0: old and new probabilities of a token must be comparable."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model

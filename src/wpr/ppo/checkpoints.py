@@ -1,0 +1,107 @@
+"""What a checkpoint folder holds beyond the Trainer's own files, and which folders are whole.
+
+    checkpoint-<step>/                the policy, as an ordinary transformers (or PEFT adapter) folder
+        critic/                       the critic, as an ordinary sequence-classification folder
+        value_head.safetensors        or, with a shared backbone, its head
+        ppo_state_<rank>.pt           beta, running moments, metrics, and the rollout if it is not used up yet
+        trainer_state.json            written last, once all processes are done: a folder that has it is whole
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wpr.language_models import is_peft
+from wpr.ppo.actor_critic import ActorCritic
+
+CRITIC = "critic"
+VALUE_HEAD = "value_head.safetensors"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether everything was written before the process ended, however it ended."""
+    try:
+        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def last_complete_checkpoint(output_dir: Path) -> Path | None:
+    """The newest whole checkpoint of a run."""
+    folders = [
+        folder
+        for folder in output_dir.glob("checkpoint-*")
+        if folder.name.removeprefix("checkpoint-").isdigit() and is_complete(folder)
+    ]
+    return max(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")), default=None)
+
+
+def save_parts(model: ActorCritic, folder: Path, state: dict[str, Tensor] | None) -> None:
+    """Policy and critic as folders that ``from_pretrained`` reads. ``state`` is the whole module's, where its own weights
+    are in parts.
+    """
+    model.policy.save_pretrained(folder, state_dict=_part(state, "policy."))
+    if hasattr(model, "critic"):
+        model.critic.save_pretrained(folder / CRITIC, state_dict=_part(state, "critic."))
+    else:
+        from safetensors.torch import save_file
+
+        head = _part(state, "value_head.") or model.value_head.state_dict()
+        save_file({name: tensor.contiguous().cpu() for name, tensor in head.items()}, folder / VALUE_HEAD)
+
+
+def _part(state: dict[str, Tensor] | None, prefix: str) -> dict[str, Tensor] | None:
+    if state is None:
+        return None
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def load_parts(model: ActorCritic, folder: Path) -> None:
+    """Weights of a checkpoint into the module, in place."""
+    _load(model.policy, folder)
+    if hasattr(model, "critic"):
+        _load(model.critic, folder / CRITIC)
+    else:
+        from safetensors.torch import load_file
+
+        model.value_head.load_state_dict(load_file(folder / VALUE_HEAD))
+
+
+def _load(model: Any, folder: Path) -> None:
+    if is_peft(model):
+        model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
+        return
+    # Through from_pretrained: it undoes whatever save_pretrained did to names and layouts.
+    loaded: nn.Module = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(loaded.state_dict())
+
+
+def save_state(state: dict[str, Any], folder: Path, rank: int) -> None:
+    """Write one process's state: tensors, numbers and text only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, folder / f"ppo_state_{rank}.pt")
+
+
+def load_state(folder: Path, rank: int, world_size: int, steps_per_rollout: int) -> dict[str, Any]:
+    """Read it back. Between rollouts any number of processes may go on; within one it must be the same."""
+    path = folder / f"ppo_state_{rank}.pt"
+    path = path if path.exists() else folder / "ppo_state_0.pt"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; {folder} is not a checkpoint of PPOTrainer")
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    if state["rollout"] is not None and (state["world_size"], state["steps_per_rollout"]) != (
+        world_size,
+        steps_per_rollout,
+    ):
+        raise ValueError(
+            f"{folder} was written in the middle of a rollout by {state['world_size']} process(es) with "
+            f"{state['steps_per_rollout']} steps a rollout; resume with the same (now {world_size} and "
+            f"{steps_per_rollout}), or from a checkpoint at a multiple of {state['steps_per_rollout']} steps"
+        )
+    return state

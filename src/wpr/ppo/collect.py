@@ -1,0 +1,250 @@
+"""One rollout: draw responses, let every model look at them once, score them.
+
+Notation for shapes: ``B`` responses of this process, ``Q`` prompt tokens, ``L`` response tokens, ``P`` real response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.language_models import hidden_states, logits_of
+from wpr.ppo.actor_critic import ActorCritic, positions_per_slice
+from wpr.ppo.config import PPOConfig
+from wpr.ppo.distributed import is_sharded, largest
+from wpr.ppo.faults import Fault
+from wpr.ppo.generation import Generation, GenerationError, Sampling, response_seeds
+from wpr.ppo.measures import LogitsError, Measures, concatenate, measure
+from wpr.ppo.metrics import Stopwatch
+from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
+from wpr.regularizers import Regularizer
+from wpr.rewards import Completions, Reward, RewardError
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What is known of a rollout once all models have seen it.
+
+    input_ids, attention_mask: ``(B, Q + L)``. mask: ``(B, L)``. finished: ``(B,)``.
+    scores: ``(B,)`` as the reward gave them. values: ``(B, L)``. measures: ``(P,)`` each, in the order of ``mask``.
+    completions: the texts.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    mask: Tensor
+    finished: Tensor
+    scores: Tensor
+    values: Tensor
+    measures: Measures
+    completions: Completions
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of real tokens ``(P,)`` in their places ``(B, L)``, 0 elsewhere."""
+        return torch.zeros(self.mask.shape, device=values.device).masked_scatter(self.mask, values)
+
+
+class Collector:
+    """Turns prompts into an `Experience`.
+
+    reference: a frozen causal LM, or None where it is the policy with its adapter off.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        accelerator: Any,
+        tokenizer: Any,
+        reference: Any | None,
+        reward: Reward,
+        regularizer: Regularizer,
+        generation: Generation,
+        sampling: Sampling,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.config, self.accelerator, self.tokenizer = config, accelerator, tokenizer
+        self.reference, self.reward, self.regularizer = reference, reward, regularizer
+        self.generation, self.sampling, self.stopwatch = generation, sampling, stopwatch
+
+    @torch.no_grad()
+    def collect(self, model: ActorCritic, batch: Mapping[str, Any], number: int, first: int) -> Experience | Fault:
+        """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the global
+        batch. What goes wrong on this process is returned, once every process has run the same layers.
+        """
+        model.eval()
+        times = self.config.responses_per_prompt
+        prompts = Prompts(batch["input_ids"], batch["attention_mask"]).repeat(times)
+        texts = [prompt for prompt in batch["prompts"] for _ in range(times)]
+        columns = {name: [value for value in column for _ in range(times)] for name, column in batch["columns"].items()}
+        fault: Fault | None = None
+        seeds = response_seeds(self.config.seed, number, first, len(prompts))
+        with self.stopwatch("generation"), self.accelerator.autocast():
+            try:
+                responses = self.generation.generate(model, prompts, self.sampling, seeds)
+            except GenerationError as error:
+                fault = Fault(
+                    "policy logits", str(error), texts[error.row], row=error.row, position=error.position,
+                    values={"largest_logit": error.value},
+                )  # fmt: skip
+                responses = _nothing(prompts)
+        ids, mask = join(prompts, responses)
+        decoded = self._decode(responses)
+        completions = Completions(
+            texts, decoded, ids, mask, last_token(prompts.input_ids.shape[1], responses.mask), columns
+        )
+        with self.stopwatch("scoring"):
+            values, measures, errors = self._measure(model, ids, mask, responses.mask)
+        if fault is None and errors:
+            fault = self._describe(errors[0], responses.mask, completions)
+        if fault is None:
+            fault = _find_bad_value(values, responses.mask, completions)
+        scores = torch.zeros(len(ids), device=ids.device)
+        with self.stopwatch("reward"):
+            try:  # also after a fault: a reward model that is sharded needs all processes
+                scores = self.reward(completions).to(ids.device).float()
+                fault = fault or _find_bad_score(scores, completions)
+            except Exception as error:
+                message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+                fault = fault or Fault("reward", message, texts[0], decoded[0])
+        if fault is not None:
+            return fault
+        return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions)
+
+    def _measure(
+        self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Measures, list[tuple[int, Exception]]]:
+        """Values ``(B, L)`` and measures of all tokens, a few sequences at a time. Errors are noted with the number of
+        real tokens before their batch, and the layers run on.
+        """
+        size = self.config.scoring_batch_size or self.config.per_device_train_batch_size
+        values = torch.zeros(mask.shape, device=ids.device)
+        parts: list[Measures] = []
+        errors: list[tuple[int, Exception]] = []
+        seen = 0
+        for rows in torch.arange(len(ids), device=ids.device).split(size):
+            part_ids, part_attention, part_mask = trim(ids[rows], attention_mask[rows], mask[rows])
+            length = part_mask.shape[1]
+            visit = self._visitor(part_ids, part_attention, part_mask, parts, errors, seen)
+            slices = self.slices(int(part_mask.sum()), model)
+            _, part_values = model(part_ids, part_attention, part_mask, slices=slices, visit=visit)
+            values[rows, :length] = part_values.masked_fill(~part_mask, 0)
+            seen += int(part_mask.sum())
+        return values, concatenate(parts) if parts else _no_measures(ids.device), errors
+
+    def _visitor(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor,
+        mask: Tensor,
+        parts: list[Measures],
+        errors: list[tuple[int, Exception]],
+        seen: int,
+    ) -> Callable[[slice, Tensor, Tensor | None], None]:
+        """A function that measures one slice of a batch's positions and adds the result to ``parts``."""
+        tokens = ids[:, ids.shape[1] - mask.shape[1] :][mask]
+        reference = self.reference
+        states = None
+        if reference is not None:
+            with self.accelerator.autocast():
+                everything = hidden_states(reference, ids, attention_mask)
+            start = ids.shape[1] - mask.shape[1]
+            states = everything[:, start - 1 : start - 1 + mask.shape[1]][mask]
+
+        def visit(rows: slice, policy_logits: Tensor, reference_logits: Tensor | None) -> None:
+            if states is not None:
+                reference_logits = logits_of(reference, states[rows])
+            assert reference_logits is not None
+            if rows.stop == rows.start:
+                return
+            try:
+                with self.stopwatch("penalty"):
+                    temperature = self.config.logprob_temperature
+                    parts.append(
+                        measure(
+                            self.regularizer, policy_logits, reference_logits, tokens[rows], temperature, rows.start
+                        )
+                    )
+            except (LogitsError, ValueError) as error:
+                errors.append((seen, error))
+
+        return visit
+
+    def slices(self, positions: int, model: ActorCritic) -> int:
+        """In how many parts the logits of so many positions are computed."""
+        vocabulary = model.config.get_text_config().vocab_size
+        slices = max(1, math.ceil(positions / positions_per_slice(vocabulary, self.config.logits_memory_mb)))
+        return largest(self.accelerator, slices) if is_sharded(self.accelerator) else slices
+
+    def _decode(self, responses: Responses) -> list[str]:
+        rows = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
+        if self.tokenizer is None:
+            return [" ".join(map(str, row)) for row in rows]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    def _describe(self, noted: tuple[int, Exception], mask: Tensor, completions: Completions) -> Fault:
+        seen, error = noted
+        if not isinstance(error, LogitsError):
+            return Fault("penalty", str(error), completions.prompts[0], completions.responses[0])
+        row, position = mask.nonzero()[seen + error.position].tolist()
+        return Fault(
+            f"{error.model} logits",
+            f"{error} (response {row}, token {position})",
+            completions.prompts[row],
+            completions.responses[row],
+            row,
+            position,
+            dict(error.values),
+        )
+
+
+def _nothing(prompts: Prompts) -> Responses:
+    """Stand-ins for responses that could not be drawn: one token each, so that all layers can run."""
+    shape = (len(prompts), 1)
+    device = prompts.input_ids.device
+    return Responses(
+        torch.zeros(shape, dtype=torch.long, device=device),
+        torch.ones(shape, dtype=torch.bool, device=device),
+        torch.zeros(len(prompts), dtype=torch.bool, device=device),
+    )
+
+
+def _no_measures(device: torch.device) -> Measures:
+    empty = torch.zeros(0, device=device)
+    return Measures(empty, empty, empty, empty, empty)
+
+
+def _find_bad_value(values: Tensor, mask: Tensor, completions: Completions) -> Fault | None:
+    bad = (~values.isfinite() & mask).nonzero()
+    if not len(bad):
+        return None
+    row, position = bad[0].tolist()
+    return Fault(
+        "value",
+        f"the critic's value is {values[row, position].item()} at token {position} of response {row} ({len(bad)} such)",
+        completions.prompts[row],
+        completions.responses[row],
+        row,
+        position,
+        {"value": values[row, position].item()},
+    )
+
+
+def _find_bad_score(scores: Tensor, completions: Completions) -> Fault | None:
+    bad = (~scores.isfinite()).nonzero().squeeze(-1)
+    if not len(bad):
+        return None
+    row = int(bad[0])
+    return Fault(
+        "score",
+        f"the score of response {row} is {scores[row].item()} ({len(bad)} such)",
+        completions.prompts[row],
+        completions.responses[row],
+        row,
+        values={"score": scores[row].item()},
+    )
+

@@ -1,0 +1,170 @@
+"""Every setting of `PPOTrainer`, on top of those of `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import TrainingArguments
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class PPOConfig(TrainingArguments):  # type: ignore[misc]
+    """Settings of PPO.
+
+    Sizes. One optimizer step (the Trainer's ``global_step``) takes ``per_device_train_batch_size *
+    gradient_accumulation_steps`` responses a process. A rollout holds ``num_minibatches`` times as many, and is gone
+    through ``ppo_epochs`` times: ``ppo_epochs * num_minibatches`` optimizer steps a rollout.
+
+    The defaults are the paper's, where it states one.
+    """
+
+    # Departures from TrainingArguments' defaults
+    learning_rate: float = _setting(1.5e-5, "Learning rate of the policy.")
+    remove_unused_columns: bool | None = _setting(False, "Keep the dataset's columns: reward functions see them.")
+    logging_steps: float = _setting(1, "Metrics every so many optimizer steps.")
+    ddp_find_unused_parameters: bool | None = _setting(False, "Every parameter takes part in every step.")
+
+    # The leash
+    beta: float = _setting(0.05, "Weight of the penalty; where it changes, its first value.")
+    beta_schedule: Literal["constant", "linear", "cosine"] = _setting(
+        "constant", "How beta goes from `beta` to `beta_end` over training."
+    )
+    beta_end: float | None = _setting(None, "The last value of a scheduled beta.")
+    target_divergence: float | None = _setting(
+        None, "Steer beta so that the mean of `target_measure` per token stays at this value."
+    )
+    target_measure: Literal["divergence", "kl"] = _setting(
+        "divergence", "What `target_divergence` is a value of: the regularizer's own divergence, or KL."
+    )
+    beta_rate: float = _setting(
+        0.1, "How fast beta is steered: its logarithm moves by at most this much a rollout."
+    )
+
+    # Rollouts
+    responses_per_prompt: int = _setting(1, "Responses drawn for each prompt of a rollout.")
+    max_prompt_length: int = _setting(512, "Prompts keep at most their last so many tokens.")
+    max_new_tokens: int = _setting(256, "Longest response, its end-of-sequence token included.")
+    min_new_tokens: int = _setting(0, "Before so many tokens, end-of-sequence is not drawn.")
+    temperature: float = _setting(0.8, "Logits are divided by this for sampling.")
+    top_k: int = _setting(50, "Sample among the k likeliest tokens; 0 for all.")
+    top_p: float = _setting(1.0, "Sample among the likeliest tokens that reach this probability together.")
+    logprob_temperature: float = _setting(
+        1.0,
+        "Temperature of the distributions that are trained and compared. 1, as in the paper, trains the model's own "
+        "distribution with samples of a sharper one; set it to `temperature` to train the distribution that is sampled.",
+    )
+    missing_eos_penalty: float | None = _setting(
+        None, "Subtracted from the score of a response that did not end by itself."
+    )
+    stop_token_ids: list[int] | None = _setting(
+        None, "Tokens that end a response; by default the model's and the tokenizer's end-of-sequence tokens."
+    )
+
+    # Rewards
+    reward_clip: float | None = _setting(None, "Scores are held within plus and minus this, after normalisation.")
+    normalize_rewards: bool = _setting(False, "Scores minus their running mean, over their running deviation.")
+
+    # Learning
+    ppo_epochs: int = _setting(1, "Passes over a rollout.")
+    num_minibatches: int = _setting(1, "Optimizer steps a pass.")
+    critic_learning_rate: float | None = _setting(None, "Learning rate of the critic; None: `learning_rate`.")
+    share_backbone: bool = _setting(
+        False, "No critic of its own: a linear value head on the policy's states. Meant for LoRA policies."
+    )
+    gamma: float = _setting(1.0, "Discount.")
+    gae_lambda: float = _setting(0.95, "Decay of generalized advantage estimation.")
+    clip_range: float = _setting(0.2, "Clip of the policy's probability ratio.")
+    value_clip_range: float | None = _setting(0.2, "Clip of the critic's change; None: no clip.")
+    value_coefficient: float = _setting(1.0, "Weight of the critic's loss.")
+    whiten_advantages: bool = _setting(True, "Advantages to mean 0 and variance 1 over the rollout.")
+    update_kl_limit: float | None = _setting(
+        None, "Once a step's approximate KL to the sampling policy passes this, the rollout's other steps are left out."
+    )
+    disable_dropout: bool = _setting(True, "No dropout in policy and critic: probabilities must be comparable.")
+
+    # Memory
+    logits_memory_mb: float = _setting(
+        2048.0, "Budget for full-vocabulary logits, of both models and all that is computed from them."
+    )
+    scoring_batch_size: int | None = _setting(
+        None, "Sequences a forward pass when a rollout is scored; None: `per_device_train_batch_size`."
+    )
+
+    # Faults and logs
+    max_skipped_rollouts: int = _setting(
+        0, "How many rollouts with a fault (non-finite numbers, a failing reward) may be left out; 0: stop at the first."
+    )
+    log_completions: int = _setting(4, "Responses shown and written to `completions/` at a time; 0: none.")
+    log_completions_steps: int = _setting(10, "Every so many rollouts.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = "a positive number"
+        count = "an integer of at least 1"
+        limits = {
+            "beta": (self.beta >= 0, "0 or more"),
+            "beta_rate": (self.beta_rate > 0, positive),
+            "responses_per_prompt": (self.responses_per_prompt >= 1, count),
+            "max_prompt_length": (self.max_prompt_length >= 1, count),
+            "max_new_tokens": (self.max_new_tokens >= 1, count),
+            "min_new_tokens": (
+                0 <= self.min_new_tokens <= self.max_new_tokens,
+                f"between 0 and max_new_tokens={self.max_new_tokens}",
+            ),
+            "temperature": (self.temperature > 0, f"{positive}; for nearly greedy sampling use a small one"),
+            "logprob_temperature": (self.logprob_temperature > 0, positive),
+            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "ppo_epochs": (self.ppo_epochs >= 1, count),
+            "num_minibatches": (self.num_minibatches >= 1, count),
+            "gamma": (0 <= self.gamma <= 1, "between 0 and 1"),
+            "gae_lambda": (0 <= self.gae_lambda <= 1, "between 0 and 1"),
+            "clip_range": (0 < self.clip_range < 1, "between 0 and 1"),
+            "value_clip_range": (self.value_clip_range is None or self.value_clip_range > 0, "positive, or None"),
+            "target_divergence": (self.target_divergence is None or self.target_divergence > 0, "positive, or None"),
+            "update_kl_limit": (self.update_kl_limit is None or self.update_kl_limit > 0, "positive, or None"),
+            "reward_clip": (self.reward_clip is None or self.reward_clip > 0, "positive, or None"),
+            "logits_memory_mb": (self.logits_memory_mb > 0, positive),
+            "scoring_batch_size": (self.scoring_batch_size is None or self.scoring_batch_size >= 1, count),
+            "max_skipped_rollouts": (self.max_skipped_rollouts >= 0, "0 or more"),
+            "log_completions_steps": (self.log_completions_steps >= 1, count),
+            "beta_schedule": (self.beta_schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
+            "target_measure": (self.target_measure in ("divergence", "kl"), "divergence or kl"),
+        }
+        for name, (fine, limit) in limits.items():
+            value = getattr(self, name)
+            if not fine or (isinstance(value, float) and math.isnan(value)):
+                raise ValueError(f"{name}={value!r} must be {limit}")
+        if self.beta_schedule != "constant" and self.beta_end is None:
+            raise ValueError(f"beta_schedule={self.beta_schedule!r} needs beta_end, the value that beta ends at")
+        if self.beta_schedule == "constant" and self.beta_end is not None:
+            raise ValueError(f"beta_end={self.beta_end} has no effect with beta_schedule='constant'; use 'linear'")
+        if self.target_divergence is not None and self.beta_schedule != "constant":
+            raise ValueError("beta is either scheduled or steered; set beta_schedule or target_divergence, not both")
+        if self.responses_per_device % self.responses_per_prompt:
+            raise ValueError(
+                f"a rollout of {self.responses_per_device} responses a process cannot hold "
+                f"responses_per_prompt={self.responses_per_prompt} of every prompt; make per_device_train_batch_size * "
+                "gradient_accumulation_steps * num_minibatches a multiple of it"
+            )
+
+    @property
+    def responses_per_device(self) -> int:
+        """Responses of a rollout on each process."""
+        return int(self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_minibatches)
+
+    @property
+    def prompts_per_device(self) -> int:
+        """Prompts of a rollout on each process."""
+        return self.responses_per_device // self.responses_per_prompt
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps that one rollout is used for."""
+        return self.ppo_epochs * self.num_minibatches

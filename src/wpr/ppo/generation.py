@@ -1,0 +1,168 @@
+"""Sampling responses: one small class a back end.
+
+Notation for shapes: ``B`` responses, ``L`` tokens, ``V`` vocabulary.
+
+Every response has a seed of its own, made from the run's seed, the rollout's number and the response's number in the
+global batch. So responses do not depend on how they are spread over processes and batches, an interrupted run draws the
+same ones again without any generator state, and a remote engine that takes a seed a request can be asked for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wpr.language_models import plain_model
+from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    temperature: above 0; logits are divided by it.
+    top_k: only the k likeliest tokens, 0 for all. top_p: the likeliest tokens that together reach this probability.
+    min_new_tokens, max_new_tokens: limits on a response's length, its end-of-sequence token included.
+    eos: tokens that end a response.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_new_tokens: int
+    max_new_tokens: int
+    eos: tuple[int, ...]
+
+
+class GenerationError(FloatingPointError):
+    """The policy's logits were no distribution while sampling.
+
+    row, position: the first response and the token of it that it happened at. value: the largest logit there.
+    """
+
+    def __init__(self, row: int, position: int, value: float, rows: int) -> None:
+        self.row, self.position, self.value = row, position, value
+        super().__init__(
+            f"the policy's logits were not a distribution while sampling token {position} of response {row} (largest "
+            f"logit {value}; {rows} response(s) affected)"
+        )
+
+
+class Generation(Protocol):
+    """A back end that draws responses from the current policy."""
+
+    def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
+        """One response a prompt row, drawn with its seed, on the prompts' device.
+
+        policy: the module that holds the weights; a remote engine is sent them here.
+        """
+        ...
+
+
+def response_seeds(seed: int, rollout: int, first: int, count: int) -> list[int]:
+    """Seeds of responses ``first .. first + count`` of a rollout."""
+    return [
+        int(np.random.SeedSequence([seed, rollout, row]).generate_state(1, np.uint64)[0])
+        for row in range(first, first + count)
+    ]
+
+
+class TransformersGeneration:
+    """transformers' ``generate`` on the training weights.
+
+    synced: run as many steps as the slowest process, which sharded weights (ZeRO-3, FSDP) need.
+    """
+
+    def __init__(self, synced: bool = False) -> None:
+        self.synced = synced
+
+    @torch.no_grad()
+    def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
+        """See `Generation.generate`."""
+        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers.generation.logits_process import (
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
+        choice = SeededChoice(seeds, sampling.max_new_tokens, prompts.input_ids)
+        processors = LogitsProcessorList()
+        if sampling.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            processors.append(TopPLogitsWarper(sampling.top_p))
+        processors.append(choice)
+        config = GenerationConfig(
+            do_sample=False,  # `choice` leaves one token
+            max_new_tokens=sampling.max_new_tokens,
+            min_new_tokens=sampling.min_new_tokens or None,
+            eos_token_id=list(sampling.eos) or None,
+            pad_token_id=sampling.eos[0] if sampling.eos else 0,
+            use_cache=True,
+        )
+        with only_these_settings(plain_model(getattr(policy, "policy", policy)), config):
+            sequences = policy.generate(
+                input_ids=prompts.input_ids,
+                attention_mask=prompts.attention_mask,
+                generation_config=config,
+                logits_processor=processors,
+                synced_gpus=self.synced,
+            )
+        choice.check()
+        return responses_from_tokens(sequences[:, prompts.input_ids.shape[1] :], sampling.eos)
+
+
+@contextmanager
+def only_these_settings(model: Any, config: Any) -> Iterator[None]:
+    """Keep the model's own generation settings (a repetition penalty, for instance) out: what is not in our settings would
+    change the distribution behind the back of the importance ratios.
+    """
+    own, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+class SeededChoice:
+    """A logits processor that draws the token: the distribution's quantile at a uniform number of the response's own.
+
+    The last processor of the chain. Token v is drawn where ``F(v-1) <= u < F(v)``, F the cumulative probability, so that
+    tokens of probability 0 never are. All other tokens are left at -inf for the greedy step that follows.
+    """
+
+    def __init__(self, seeds: Sequence[int], length: int, input_ids: Tensor) -> None:
+        uniforms = np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
+        self.uniforms = torch.from_numpy(uniforms).to(input_ids.device)
+        self.start = input_ids.shape[1]
+        self.bad_step = torch.full((len(seeds),), -1, device=input_ids.device)
+        self.bad_value = torch.zeros(len(seeds), device=input_ids.device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``(B, V)`` to 0 on the drawn token and -inf elsewhere."""
+        step = input_ids.shape[1] - self.start
+        cumulative = scores.float().softmax(-1).cumsum(-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        # Noted, not raised: asking for the answer would make the GPU wait at every token.
+        bad = ~total.squeeze(-1).isfinite() & (self.bad_step < 0)
+        self.bad_step = torch.where(bad, step, self.bad_step)
+        self.bad_value = torch.where(bad, scores.amax(-1).float(), self.bad_value)
+        drawn = torch.searchsorted(cumulative, self.uniforms[:, step : step + 1] * total, right=True)
+        drawn = drawn.clamp_max(scores.shape[-1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, drawn, 0.0)
+
+    def check(self) -> None:
+        """Raise if any logits were no distribution."""
+        rows = (self.bad_step >= 0).nonzero().squeeze(-1)
+        if len(rows):
+            row = int(rows[0])
+            raise GenerationError(row, int(self.bad_step[row]), float(self.bad_value[row]), len(rows))

@@ -1,0 +1,97 @@
+"""What two models say of each response token: log-probability, penalty, divergence, KL, entropy.
+
+Notation for shapes: ``p`` positions of a slice, ``P`` of all, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from wpr.regularizers import Regularizer
+from wpr.transport.support import row_slices
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Per token, ``(P,)`` each, in float32: everything that a rollout keeps of full-vocabulary logits.
+
+    kl: the exact KL(policy | reference) of the position, whatever the regularizer is.
+    """
+
+    log_prob: Tensor
+    penalty: Tensor
+    divergence: Tensor
+    kl: Tensor
+    entropy: Tensor
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class LogitsError(FloatingPointError):
+    """Logits that are no distribution.
+
+    model: whose. position: index among all response tokens of the batch. values: what is known of them.
+    """
+
+    def __init__(self, model: str, position: int, values: dict[str, float], count: int) -> None:
+        self.model, self.position, self.values = model, position, values
+        shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        super().__init__(f"the {model}'s logits are not a distribution at {count} position(s); the first has {shown}")
+
+
+@torch.no_grad()
+def measure(
+    regularizer: Regularizer,
+    policy_logits: Tensor,
+    reference_logits: Tensor,
+    tokens: Tensor,
+    temperature: float = 1.0,
+    first: int = 0,
+) -> Measures:
+    """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for errors."""
+    if temperature != 1.0:
+        policy_logits, reference_logits = policy_logits / temperature, reference_logits / temperature
+    parts = []
+    for rows in row_slices(policy_logits):
+        log_p = policy_logits[rows].float().log_softmax(-1)
+        log_q = reference_logits[rows].float().log_softmax(-1)
+        _refuse_non_distributions(log_p, policy_logits[rows], "policy", first + rows.start)
+        _refuse_non_distributions(log_q, reference_logits[rows], "reference", first + rows.start)
+        log_prob = log_p.gather(-1, tokens[rows].unsqueeze(-1)).squeeze(-1)
+        p = log_p.exp()
+        entropy = -(p * log_p.clamp_min(-1e30)).sum(-1)
+        kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
+        parts.append(torch.stack([log_prob, kl, entropy]))
+    log_prob, kl, entropy = torch.cat(parts, -1)
+    out = regularizer(policy_logits, reference_logits, tokens)
+    diagnostics = {name: value.float() for name, value in out.diagnostics.items()}
+    return Measures(log_prob, out.penalty.float(), out.divergence.float(), kl, entropy, diagnostics)
+
+
+def concatenate(parts: list[Measures]) -> Measures:
+    """Measures of consecutive slices as one."""
+    names = ("log_prob", "penalty", "divergence", "kl", "entropy")
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    diagnostics = {
+        name: torch.cat([part.diagnostics[name] for part in parts if len(part.log_prob)])
+        for name in next((part.diagnostics for part in parts if len(part.log_prob)), {})
+    }
+    return Measures(**joined, diagnostics=diagnostics)
+
+
+def _refuse_non_distributions(log_probs: Tensor, logits: Tensor, model: str, first: int) -> None:
+    """A NaN or +inf among logits, or nothing but -inf, makes every log-probability of the row NaN."""
+    bad = log_probs[:, 0].isnan().nonzero().squeeze(-1) if len(log_probs) else log_probs.new_empty(0)
+    if len(bad):
+        row = logits[int(bad[0])].float()
+        finite = row[row.isfinite()]
+        values = {
+            "nan": float(row.isnan().sum()),
+            "+inf": float((row == torch.inf).sum()),
+            "-inf": float((row == -torch.inf).sum()),
+            "largest_finite": float(finite.max()) if len(finite) else float("nan"),
+            "smallest_finite": float(finite.min()) if len(finite) else float("nan"),
+        }
+        raise LogitsError(model, first + int(bad[0]), values, len(bad))

@@ -1,0 +1,85 @@
+"""Means of what happened since the last log, over all processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Metrics:
+    """Named sums and counts. Every process adds its own; `drain` gives the means over all of them.
+
+    Names must be the same on all processes when `drain` is called, in whatever order they came.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, values: Tensor | float, count: float | None = None) -> None:
+        """Add values to a mean; or, with ``count``, a sum of so many values."""
+        if isinstance(values, Tensor):
+            total = float(values.double().sum())
+            count = float(values.numel()) if count is None else count
+        else:
+            total, count = float(values), 1.0 if count is None else count
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
+
+    def drain(self, reduce: Reduce, device: torch.device) -> dict[str, float]:
+        """Means over all processes, and a fresh start. Names without any value are left out."""
+        names = sorted(self.sums)
+        table = torch.tensor([self.sums[name] for name in names], dtype=torch.float64)
+        table = reduce(table.to(device) if device.type != "mps" else table.float().to(device)).cpu()
+        self.sums = {}
+        return {name: float(total / count) for name, (total, count) in zip(names, table, strict=True) if count}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {name: list(entry) for name, entry in self.sums.items()}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        self.sums = {name: list(entry) for name, entry in state.items()}
+
+
+class Stopwatch:
+    """Seconds by subject. On a GPU the clock is read once its queue is empty, so that work counts where it is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, subject: str) -> Iterator[None]:
+        """Time a block."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.seconds[subject] = self.seconds.get(subject, 0.0) + self._now() - start
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def drain(self) -> dict[str, float]:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """The most memory that was in use: of the GPU, since the start of the process; else of the process itself."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9

@@ -1,0 +1,98 @@
+"""From a dataset of prompts to left-padded batches, and the order in which a run goes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+
+class PromptCollator:
+    """Rows with a ``prompt`` (text, or chat messages) or ready ``input_ids`` to one batch.
+
+    The batch has ``input_ids`` and ``attention_mask`` ``(B, Q)`` padded on the left, ``prompts`` as they were given, and
+    ``columns``, the other columns by name.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate, keeping the last ``max_length`` tokens of each prompt."""
+        tokens = [self.tokens(row) for row in rows]
+        width = max(len(ids) for ids in tokens)
+        input_ids = torch.zeros(len(rows), width, dtype=torch.long)
+        attention_mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, ids in enumerate(tokens):
+            input_ids[i, width - len(ids) :] = torch.tensor(ids)
+            attention_mask[i, width - len(ids) :] = 1
+        own = ("prompt", "input_ids", "attention_mask")
+        names = [name for name in rows[0] if name not in own]
+        return {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "prompts": [row["prompt"] if "prompt" in row else self.tokenizer.decode(row["input_ids"]) for row in rows],
+            "columns": {name: [row[name] for row in rows] for name in names},
+        }
+
+    def tokens(self, row: Mapping[str, Any]) -> list[int]:
+        """Token ids of one row's prompt."""
+        if "input_ids" in row:
+            ids = row["input_ids"]
+            ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        elif "prompt" not in row:
+            raise ValueError(f"a dataset row has the columns {sorted(row)}; it needs 'prompt' or 'input_ids'")
+        elif isinstance(row["prompt"], str):
+            ids = self.tokenizer(row["prompt"])["input_ids"]
+        else:
+            ids = self.tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        ids = ids[-self.max_length :]
+        if not ids and getattr(self.tokenizer, "bos_token_id", None) is not None:
+            ids = [self.tokenizer.bos_token_id]
+        if not ids:
+            raise ValueError(
+                f"the prompt {row.get('prompt', row.get('input_ids'))!r} has no tokens, and the tokenizer has no "
+                "beginning-of-sequence token to stand for it; drop such rows"
+            )
+        return ids
+
+
+class RolloutSampler(Sampler[int]):
+    """Indices of prompts in groups of one rollout, each group repeated for all of the rollout's micro-batches.
+
+    The Trainer asks for a batch per micro-batch; a rollout's prompts come with each of them, and only the first is used.
+    So step counts, resuming and the sharding of batches over processes are the Trainer's own. Every group is whole:
+    prompts that are left over at the end of an epoch wait for the next, whose order is another one.
+    """
+
+    def __init__(self, dataset: Sized, group: int, repeats: int, shuffle: bool, seed: int) -> None:
+        if len(dataset) < group:
+            raise ValueError(
+                f"the dataset has {len(dataset)} prompts, fewer than the {group} of one rollout; lower "
+                "per_device_train_batch_size, gradient_accumulation_steps or num_minibatches, raise "
+                "responses_per_prompt, or repeat the dataset"
+            )
+        self.dataset, self.group, self.repeats, self.shuffle, self.seed = dataset, group, repeats, shuffle, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset) // self.group * self.group * self.repeats
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self.dataset)
+        order = np.arange(count)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(count)
+        for start in range(0, count - self.group + 1, self.group):
+            for _ in range(self.repeats):
+                yield from order[start : start + self.group].tolist()

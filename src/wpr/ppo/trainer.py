@@ -1,0 +1,672 @@
+"""`PPOTrainer`: PPO with a critic, under any policy regularizer, as a transformers Trainer.
+
+The Trainer's loop is left as it is: it asks for micro-batches, accumulates gradients, steps the optimizer, logs, saves and
+resumes. A *rollout* spans several of its micro-batches: at the first of them responses are drawn and measured
+(`collect.Collector`), and each one then learns from its share of them. `docs/ppo.md` has the formulas.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PrinterCallback, ProgressCallback, Trainer
+
+from wpr.language_models import check_split, is_partitioned, is_peft, plain_model, without_dropout
+from wpr.ppo import checkpoints
+from wpr.ppo.actor_critic import ActorCritic
+from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
+from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
+from wpr.ppo.collect import Collector, Experience
+from wpr.ppo.config import PPOConfig
+from wpr.ppo.console import ConsoleCallback, report_table, write_completions
+from wpr.ppo.distributed import build_geometry_once, is_sharded, largest, place_frozen, sum_over_processes
+from wpr.ppo.faults import Fault, TrainingFault, write_fault
+from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
+from wpr.ppo.losses import policy_loss, value_loss
+from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
+from wpr.ppo.prompts import PromptCollator, RolloutSampler
+from wpr.ppo.rollout import Rollout
+from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
+from wpr.rewards import RunningMoments, WeightedSum, as_reward
+from wpr.transport.geometry import input_embeddings
+
+logger = logging.getLogger(__name__)
+
+EVALUATION = 1 << 40
+"""Rollout number of evaluations: every one draws with the same seeds, which no training rollout has."""
+
+
+class PPOTrainer(Trainer):  # type: ignore[misc]
+    """Algorithm 2 of the paper, for any `Regularizer`.
+
+    Example::
+
+        trainer = PPOTrainer(
+            model="path/to/sft", critic="path/to/reward-model", reward="path/to/reward-model",
+            regularizer="semantic", args=PPOConfig("out", beta=0.05), train_dataset=prompts,
+        )
+        trainer.train()
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: PPOConfig,
+        *,
+        reward: Any,
+        regularizer: Regularizer | str = "semantic",
+        reference: Any = None,
+        critic: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        generation: Generation | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        """Set up a run.
+
+        model: the policy: a causal LM, a PEFT model, or a folder or hub name.
+        reward: see `wpr.rewards.as_reward`.
+        regularizer: one of `wpr.regularizers`, or a name: ``"semantic"`` and ``"paper"`` are the presets of
+            `Wasserstein` on the reference's own embeddings, others are those of `make_regularizer`.
+        reference: None is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
+        critic: a sequence-classification model with one label, or its folder; None with ``args.share_backbone``.
+        train_dataset: rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward functions.
+        processing_class: the tokenizer; by default that of ``model``'s folder.
+        generation: where responses come from; by default transformers' ``generate``.
+        """
+        if not isinstance(args, PPOConfig):
+            raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
+        if isinstance(model, str) and processing_class is None:
+            from transformers import AutoTokenizer
+
+            processing_class = AutoTokenizer.from_pretrained(model)
+        policy = _load_policy(model, peft_config)
+        critic = _load_critic(critic, args)
+        own_reference = reference is None and is_peft(policy)
+        if reference is None and not own_reference:
+            if is_partitioned(policy):
+                raise ValueError("under ZeRO-3 the reference cannot be copied from the policy; pass reference=")
+            reference = copy.deepcopy(policy)
+        elif isinstance(reference, str):
+            reference = _load_policy(reference, None)
+        actor_critic = ActorCritic(policy, critic)
+        actor_critic.own_reference = own_reference
+        if args.disable_dropout:
+            without_dropout(actor_critic)
+        super().__init__(
+            model=actor_critic,
+            args=args,
+            data_collator=PromptCollator(processing_class, args.max_prompt_length),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.model_accepts_loss_kwargs = False  # the loss is a mean over tokens that `compute_loss` counts itself
+        self.console = ConsoleCallback()
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+        if not args.disable_tqdm or args.logging_steps:
+            self.add_callback(self.console)
+
+        device = self.accelerator.device
+        check_split(policy)
+        self.reference = None if own_reference else place_frozen(reference, self.accelerator)
+        if self.reference is not None:
+            check_split(self.reference)
+            _same_vocabulary(policy, self.reference)
+        self.reward = as_reward(reward)
+        if hasattr(self.reward, "to"):
+            self.reward.to(device)
+        self.regularizer = self._place_regularizer(regularizer, policy if own_reference else self.reference)
+        self.stopwatch = Stopwatch(device)
+        self.collector = Collector(
+            args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
+            generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
+            _sampling(args, policy, processing_class), self.stopwatch,
+        )  # fmt: skip
+        self.sum = sum_over_processes(self.accelerator)
+        self._reset()
+
+    def _reset(self) -> None:
+        args = self.args
+        self.beta: BetaController = (
+            AdaptiveBeta(args.beta, args.target_divergence, args.beta_rate)
+            if args.target_divergence is not None
+            else ScheduledBeta(args.beta, args.beta if args.beta_end is None else args.beta_end, args.beta_schedule)
+        )
+        self.moments = RunningMoments()
+        self.metrics = Metrics()
+        self.skipped = 0
+        self.rollout: Rollout | None = None
+        self.micro_batch = 0  # of the current rollout, the next to be learned from
+        self.idle = False  # the rest of the current rollout is left out
+        self.step_left_out = False
+        self.update_sums: dict[str, float] = {}
+        self.update_tokens = 1.0
+        self._resume_from: Path | None = None
+
+    def _place_regularizer(self, regularizer: Regularizer | str, reference: Any) -> Regularizer:
+        """On this process's device; a geometry made from the reference's embeddings uses them in place."""
+        weight = input_embeddings(plain_model(reference))
+        if isinstance(regularizer, str):
+            if regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
+                return make_regularizer(regularizer)
+            geometry = build_geometry_once(plain_model(reference), self.accelerator)
+            regularizer = Wasserstein(geometry, "paper" if regularizer == "paper" else "semantic")
+        if isinstance(regularizer, Wasserstein):
+            geometry = regularizer.geometry
+            if geometry.vocabulary != weight.shape[0] and weight.numel():
+                raise ValueError(
+                    f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
+                    "build it with TokenGeometry.from_model(reference)"
+                )
+            moved = geometry.to(self.accelerator.device)
+            if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
+                moved = dataclasses.replace(moved, embeddings=weight)
+            return regularizer.with_geometry(moved)
+        return regularizer
+
+    # ---- the loop ----
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train; see `Trainer.train`. ``resume_from_checkpoint=True`` takes the newest whole checkpoint: one that was
+        being written when a run was killed is passed over.
+        """
+        self._reset()
+        folder = self._resolve_checkpoint(resume_from_checkpoint)
+        self._resume_from = folder
+        try:
+            return super().train(resume_from_checkpoint=None if folder is None else str(folder), **kwargs)
+        finally:
+            self.console.close()
+
+    def _resolve_checkpoint(self, resume: str | bool | None) -> Path | None:
+        if not resume:
+            return None
+        if resume is True:
+            folder = checkpoints.last_complete_checkpoint(Path(self.args.output_dir))
+            if folder is None:
+                raise ValueError(
+                    f"no whole checkpoint in {self.args.output_dir}; call train() without resume_from_checkpoint"
+                )
+            return folder
+        folder = Path(resume)
+        if not checkpoints.is_complete(folder):
+            raise ValueError(
+                f"{folder} is not a whole checkpoint (its trainer_state.json is missing or damaged); use "
+                "resume_from_checkpoint=True for the newest whole one"
+            )
+        return folder
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """One micro-batch: at a rollout's first, collect it; then learn from the micro-batch's share of it."""
+        if self._resume_from is not None:
+            self._restore(self._resume_from)
+            self._resume_from = None
+        if self.micro_batch == 0:
+            self._begin_rollout(inputs)
+        accumulation = self.args.gradient_accumulation_steps
+        number, self.micro_batch = self.micro_batch, self.micro_batch + 1
+        self.micro_batch %= self.args.steps_per_rollout * accumulation
+        loss = torch.zeros((), device=self.args.device)
+        if not self.idle:
+            loss = self._learn(model, number)
+        self.step_left_out = self.idle
+        if self.step_left_out:
+            # No step is taken: weights and the optimizer's moments stay as they are, and the schedule goes on.
+            self.accelerator.gradient_state._set_sync_gradients(False)
+        elif (number + 1) % accumulation == 0:
+            self._end_update()
+        if self.micro_batch == 0:
+            self.rollout = None
+        return loss
+
+    def _learn(self, model: nn.Module, number: int) -> Tensor:
+        """Loss and gradients of micro-batch ``number`` of the rollout."""
+        if number % self.args.gradient_accumulation_steps == 0:
+            self._begin_update(number)
+        assert self.rollout is not None
+        try:
+            with self.stopwatch("backpropagation"):
+                batch = self.rollout.take(self._rows(number))
+                loss: Tensor = super().training_step(model, {"micro_batch": batch})
+        except _LossFaultError as error:
+            model.zero_grad()
+            self._refuse(error.fault)
+            return torch.zeros((), device=self.args.device)
+        return loss
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Tensor:
+        """The PPO loss of one micro-batch, as its share of the mean over all tokens of the update."""
+        batch: Rollout = inputs["micro_batch"]
+        args = self.args
+        slices = self.collector.slices(int(batch.mask.sum()), self._unwrapped())
+        log_probs, values = model(
+            batch.input_ids, batch.attention_mask, batch.mask, temperature=args.logprob_temperature, slices=slices
+        )
+        policy, sums = policy_loss(log_probs, batch.log_probs, batch.advantages, batch.mask, args.clip_range)
+        value, value_sums = value_loss(values, batch.values, batch.returns, batch.mask, args.value_clip_range)
+        total = (policy + args.value_coefficient * value) / self.update_tokens
+        if largest(self.accelerator, int(not torch.isfinite(total))):
+            raise _LossFaultError(self._describe_loss(batch, log_probs, values, policy, value))
+        count = float(batch.mask.sum())
+        sums = {**sums, **value_sums, "policy_loss": policy.detach(), "value_loss": value.detach()}
+        for name, summed in sums.items():
+            self.metrics.add(name, float(summed), count)
+        self.update_sums["approx_kl"] = self.update_sums.get("approx_kl", 0.0) + float(sums["approx_kl"])
+        # Processes' gradients are averaged and the Trainer divides by the micro-batches: both are undone here.
+        scale = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        return total * scale
+
+    def _begin_rollout(self, inputs: dict[str, Any]) -> None:
+        """Draw responses, measure them, and turn scores and penalties into advantages."""
+        self.idle = False
+        args = self.args
+        number = self.state.global_step // args.steps_per_rollout
+        inputs = self._prepare_inputs(inputs)
+        first = self.accelerator.process_index * args.responses_per_device
+        result = self.collector.collect(self._unwrapped(), inputs, number, first)
+        if self._refuse(result if isinstance(result, Fault) else None):
+            return
+        assert isinstance(result, Experience)
+        beta = self.beta.beta
+        scores = self._shape_scores(result)
+        penalties = result.spread(result.measures.penalty)
+        rewards = assemble_rewards(scores, penalties, result.mask, beta)
+        advantages, returns = generalized_advantages(rewards, result.values, result.mask, args.gamma, args.gae_lambda)
+        self._note_rollout(result, scores, rewards, returns, beta)
+        if args.whiten_advantages:
+            advantages = whiten(advantages, result.mask, self.sum)
+        self.rollout = Rollout(
+            result.input_ids, result.attention_mask, result.mask,
+            result.spread(result.measures.log_prob), result.values, advantages, returns,
+        )  # fmt: skip
+        measured = getattr(result.measures, args.target_measure)
+        total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
+        self.beta.update(total / max(count, 1), (self.state.global_step + args.steps_per_rollout) / self.state.max_steps)
+        if args.log_completions and number % args.log_completions_steps == 0:
+            self._log_completions(result)
+
+    def _shape_scores(self, result: Experience) -> Tensor:
+        """Scores as they are placed on the responses: end-of-sequence penalty, normalisation, clip."""
+        scores = result.scores
+        if self.args.missing_eos_penalty is not None:
+            scores = scores - self.args.missing_eos_penalty * (~result.finished).float()
+        if self.args.normalize_rewards:
+            self.moments.update(scores, self.sum)
+            scores = self.moments.normalise(scores)
+        if self.args.reward_clip is not None:
+            scores = scores.clamp(-self.args.reward_clip, self.args.reward_clip)
+        return scores
+
+    def _rows(self, number: int) -> Tensor:
+        """Responses of a micro-batch; each pass over the rollout goes through them in another order."""
+        args = self.args
+        per_pass = args.num_minibatches * args.gradient_accumulation_steps
+        rollout = self.state.global_step // args.steps_per_rollout
+        order = np.random.default_rng([args.seed, rollout, number // per_pass]).permutation(args.responses_per_device)
+        start = number % per_pass * args.per_device_train_batch_size
+        return torch.from_numpy(order[start : start + args.per_device_train_batch_size]).to(args.device)
+
+    def _begin_update(self, number: int) -> None:
+        """Count the tokens of the whole update, over its micro-batches and processes."""
+        assert self.rollout is not None
+        steps = range(number, number + self.args.gradient_accumulation_steps)
+        tokens = torch.stack([self.rollout.mask[self._rows(step)].sum() for step in steps]).sum()
+        self.update_tokens = float(self.sum(tokens.double()).clamp_min(1))
+        self.update_sums = {}
+
+    def _end_update(self) -> None:
+        limit = self.args.update_kl_limit
+        if limit is None:
+            return
+        total = torch.tensor(self.update_sums.get("approx_kl", 0.0), dtype=torch.float64, device=self.args.device)
+        far = float(self.sum(total)) / self.update_tokens > limit
+        self.metrics.add("early_stop", float(far))
+        self.idle = far
+
+    def _unwrapped(self) -> ActorCritic:
+        return self.model  # type: ignore[no-any-return]
+
+    # ---- faults ----
+
+    def _refuse(self, fault: Fault | None) -> bool:
+        """If any process has a fault: write it, and stop or, where allowed, leave out the rest of the rollout."""
+        if not largest(self.accelerator, int(fault is not None)):
+            return False
+        path = None
+        if fault is not None:
+            path = write_fault(fault, Path(self.args.output_dir), self.state.global_step, self.args.process_index)
+        self.skipped += 1
+        told = f"{fault.message}; written to {path}" if fault else "another process met a fault; see its file in faults/"
+        if self.skipped > self.args.max_skipped_rollouts:
+            raise TrainingFault(
+                f"step {self.state.global_step}: {told}. No step was taken; the checkpoints in "
+                f"{self.args.output_dir} are as they were. Mend the cause and resume, or allow rollouts to be left "
+                f"out with max_skipped_rollouts (now {self.args.max_skipped_rollouts})",
+                path,
+            )
+        if fault is not None and fault.kind == "loss" and self.is_deepspeed_enabled:
+            raise TrainingFault(f"step {self.state.global_step}: {told}. DeepSpeed cannot leave out a step", path)
+        logger.warning("step %d: %s. Rollout left out (%d so far)", self.state.global_step, told, self.skipped)
+        self.metrics.add("skipped_rollouts", 1.0)
+        self.idle = True
+        return True
+
+    def _describe_loss(
+        self, batch: Rollout, log_probs: Tensor, values: Tensor, policy: Tensor, value: Tensor
+    ) -> Fault | None:
+        if torch.isfinite(policy + value):
+            return None
+        bad = (~(log_probs.isfinite() & values.isfinite()) & batch.mask).nonzero()
+        row, position = bad[0].tolist() if len(bad) else (None, None)
+        found: dict[str, float] = {"policy_loss": policy.item(), "value_loss": value.item()}
+        prompt = response = None
+        if row is not None:
+            found |= {"log_prob": log_probs[row, position].item(), "value": values[row, position].item()}
+            start = batch.input_ids.shape[1] - batch.mask.shape[1]
+            prompt = self._text(batch.input_ids[row, :start][batch.attention_mask[row, :start].bool()])
+            response = self._text(batch.input_ids[row, start:][batch.mask[row]])
+        message = f"the loss is not finite (policy {policy.item()}, value {value.item()})"
+        return Fault("loss", message, prompt, response, row, position, found)
+
+    def _text(self, tokens: Tensor) -> str:
+        if self.processing_class is None:
+            return str(tokens.tolist())
+        return str(self.processing_class.decode(tokens.tolist()))
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self.step_left_out:
+            return torch.zeros((), device=self.args.device)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The last look before the optimizer's step: gradients that are not finite are refused too."""
+        if self.step_left_out:
+            return torch.zeros((), device=self.args.device)
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        value = float("nan") if norm is None else float(norm)
+        # A gradient scaler (fp16) meets overflows by itself; DeepSpeed has taken its step already.
+        if norm is not None and not np.isfinite(value) and self.accelerator.scaler is None:
+            if self.is_deepspeed_enabled:
+                raise TrainingFault(f"step {self.state.global_step}: the gradient's norm is {value}", None)
+            model.zero_grad()
+            self._refuse(Fault("gradient", f"the gradient's norm is {value}", values={"norm": value}))
+            self.step_left_out = True
+            self.accelerator.gradient_state._set_sync_gradients(False)
+        return norm
+
+    # ---- logs ----
+
+    def _note_rollout(
+        self, result: Experience, scores: Tensor, rewards: Tensor, returns: Tensor, beta: float
+    ) -> None:
+        add, measures = self.metrics.add, result.measures
+        lengths = result.mask.sum(-1)
+        add("score", result.scores)
+        add("reward", rewards.sum(-1))
+        for name in ("penalty", "divergence", "kl", "entropy"):
+            add(name, getattr(measures, name))
+        add("kl_sequence", result.spread(measures.kl).sum(-1))
+        add("response_length", lengths)
+        add("eos_share", result.finished.float())
+        add("empty_responses", (lengths == 0).float())
+        add("value", result.values[result.mask])
+        add("beta", beta)
+        add("explained_variance", float(explained_variance(result.values, returns, result.mask, self.sum)))
+        if self.args.normalize_rewards or self.args.reward_clip is not None or self.args.missing_eos_penalty is not None:
+            add("score_shaped", scores)
+        for name, values in measures.diagnostics.items():
+            add(f"solver_{name}", values)
+        if isinstance(self.reward, WeightedSum):
+            for name, part in self.reward.last_scores.items():
+                add(f"score_{name}", part)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what happened since the last log, over all processes, to the Trainer's own numbers."""
+        if "loss" in logs:
+            logs |= self.metrics.drain(self.sum, self.args.device)
+            seconds = self.stopwatch.drain()
+            if "scoring" in seconds:  # the models' forward passes, without the penalty that is computed in between
+                seconds["scoring"] -= seconds.get("penalty", 0.0)
+            logs |= {f"seconds_{subject}": value for subject, value in seconds.items()}
+            logs["peak_memory_gb"] = peak_memory_gb(self.args.device)
+            if self.optimizer is not None:
+                logs["critic_learning_rate"] = float(self.optimizer.param_groups[-1]["lr"])
+        super().log(logs, start_time)
+
+    def _log_completions(self, result: Experience) -> None:
+        """Sampled responses of the main process, as a table and as a file."""
+        if not self.is_world_process_zero():
+            return
+        penalty, kl = result.spread(result.measures.penalty).sum(-1), result.spread(result.measures.kl).sum(-1)
+        rows = [
+            {
+                "step": self.state.global_step,
+                "prompt": result.completions.prompts[row],
+                "response": result.completions.responses[row],
+                "score": result.scores[row].item(),
+                "penalty": penalty[row].item(),
+                "kl": kl[row].item(),
+                "finished": bool(result.finished[row]),
+            }
+            for row in range(min(self.args.log_completions, len(result.scores)))
+        ]
+        write_completions(rows, Path(self.args.output_dir), self.state.global_step)
+        self.console.show(rows, self.state.global_step)
+        report_table(rows, self.state.global_step)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
+            return {name: value for result in results for name, value in result.items()}
+        metrics = Metrics()
+        first = self.accelerator.process_index * self.args.eval_batch_size * self.args.responses_per_prompt
+        for batch in self.get_eval_dataloader(dataset):
+            batch = self._prepare_inputs(batch)
+            result = self.collector.collect(self._unwrapped(), batch, EVALUATION, first)
+            first += self.accelerator.num_processes * self.args.eval_batch_size * self.args.responses_per_prompt
+            fault = result if isinstance(result, Fault) else None
+            if largest(self.accelerator, int(fault is not None)):
+                raise TrainingFault(f"evaluation: {fault.message if fault else 'another process met a fault'}", None)
+            assert isinstance(result, Experience)
+            metrics.add("score", result.scores)
+            metrics.add("response_length", result.mask.sum(-1))
+            metrics.add("eos_share", result.finished.float())
+            for name in ("penalty", "divergence", "kl", "entropy"):
+                metrics.add(name, getattr(result.measures, name))
+        self.stopwatch.drain()
+        values = {
+            f"{metric_key_prefix}_{name}": value for name, value in metrics.drain(self.sum, self.args.device).items()
+        }
+        self.log(values)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
+        return values
+
+    # ---- data, optimizer, checkpoints ----
+
+    def get_train_dataloader(self) -> Any:
+        """Prompts in groups of a rollout; see `RolloutSampler`."""
+        if self.train_dataset is None:
+            raise ValueError("training needs train_dataset, rows with a 'prompt'")
+        if not hasattr(self.train_dataset, "__len__"):
+            raise ValueError("a dataset without a length cannot be grouped into rollouts; load it whole, or take(n) of it")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.prompts_per_device,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> RolloutSampler:
+        args = self.args
+        return RolloutSampler(
+            self.train_dataset if train_dataset is None else train_dataset,
+            group=args.prompts_per_device * self.accelerator.num_processes,
+            repeats=args.steps_per_rollout * args.gradient_accumulation_steps,
+            shuffle=args.train_sampling_strategy != "sequential",
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Four groups: policy and critic, each with and without weight decay; the critic's come last."""
+        if self.optimizer is not None:
+            return self.optimizer
+        model = self.model if model is None else model
+        args = self.args
+        decayed = set(self.get_decay_parameter_names(model))
+        critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
+        groups = []
+        for is_policy, rate in ((True, args.learning_rate), (False, critic_rate)):
+            for decay in (args.weight_decay, 0.0):
+                chosen = [
+                    parameter
+                    for name, parameter in model.named_parameters()
+                    if parameter.requires_grad
+                    and name.startswith("policy.") == is_policy
+                    and (name in decayed) == (decay is args.weight_decay)
+                ]
+                if chosen:
+                    groups.append({"params": chosen, "weight_decay": decay, "lr": rate})
+        kind, options = self.get_optimizer_cls_and_kwargs(args, model)
+        self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.save_parts(self._unwrapped(), folder, state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        torch.save(self.args, folder / "training_args.bin")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            checkpoints.load_parts(self._unwrapped(), Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            checkpoints.load_parts(self._unwrapped(), Path(self.state.best_model_checkpoint))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """With the generators' states, the last that every process writes before the first one closes the checkpoint."""
+        super()._save_rng_state(output_dir)
+        args = self.args
+        within = self.micro_batch != 0
+        state = {
+            "world_size": args.world_size,
+            "steps_per_rollout": args.steps_per_rollout,
+            "rollout": self.rollout.state_dict() if within and self.rollout is not None else None,
+            "idle": self.idle,
+            "micro_batch": self.micro_batch,
+            "beta": self.beta.state_dict(),
+            "moments": self.moments.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "skipped": self.skipped,
+            "loss": self._tr_loss.cpu(),
+            "last_logged": self._globalstep_last_logged,
+        }
+        checkpoints.save_state(state, Path(output_dir), args.process_index)
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self, folder: Path) -> None:
+        args = self.args
+        state = checkpoints.load_state(folder, args.process_index, args.world_size, args.steps_per_rollout)
+        self.beta.load_state_dict(state["beta"])
+        self.moments.load_state_dict(state["moments"])
+        self.skipped = state["skipped"]
+        if state["world_size"] != args.world_size:
+            return  # what follows is of one process each
+        self.micro_batch, self.idle = state["micro_batch"], state["idle"]
+        if state["rollout"] is not None:
+            self.rollout = Rollout.from_state_dict(state["rollout"], args.device)
+        self.metrics.load_state_dict(state["metrics"])
+        self._tr_loss += state["loss"].to(args.device)
+        self._globalstep_last_logged = state["last_logged"]
+
+
+class _LossFaultError(RuntimeError):
+    """Carries a fault out of the loss, past the backward pass."""
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__("the loss is not finite")
+        self.fault = fault
+
+
+def _load_policy(model: Any, peft_config: Any) -> Any:
+    if isinstance(model, str):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(model)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft_config)
+    if is_peft(model) and model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{model.active_peft_config.peft_type} changes the prompt instead of the weights, which slices of logits do "
+            "not support; use an adapter such as LoRA"
+        )
+    return model
+
+
+def _load_critic(critic: Any, args: PPOConfig) -> Any:
+    if args.share_backbone:
+        if critic is not None:
+            raise ValueError("share_backbone=True has no critic of its own; pass critic=None")
+        return None
+    if critic is None:
+        raise ValueError(
+            "PPO needs a critic: pass critic=, a sequence-classification model with one label, usually the reward "
+            "model's checkpoint, or set share_backbone=True for a value head on the policy"
+        )
+    if isinstance(critic, str):
+        from transformers import AutoModelForSequenceClassification
+
+        critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1)
+    return critic
+
+
+def _same_vocabulary(policy: Any, reference: Any) -> None:
+    sizes = [plain_model(model).config.get_text_config().vocab_size for model in (policy, reference)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the policy has a vocabulary of {sizes[0]} tokens and the reference one of {sizes[1]}; they must be the same"
+        )
+
+
+def _sampling(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
+    eos = args.stop_token_ids
+    if eos is None:
+        own = getattr(plain_model(policy).generation_config, "eos_token_id", None)
+        found = [*(own if isinstance(own, list) else [own]), getattr(tokenizer, "eos_token_id", None)]
+        eos = sorted({token for token in found if token is not None})
+    if args.missing_eos_penalty is not None and not eos:
+        raise ValueError(
+            f"missing_eos_penalty={args.missing_eos_penalty} but neither model nor tokenizer has an end-of-sequence "
+            "token; set stop_token_ids"
+        )
+    return Sampling(
+        args.temperature, args.top_k, args.top_p, args.min_new_tokens, args.max_new_tokens, tuple(eos)
+    )

@@ -1,0 +1,74 @@
+"""What a reward is: prompts with their responses in, one score per response out.
+
+Notation for shapes: ``B`` responses, ``T`` tokens of prompt and response together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+class RewardError(RuntimeError):
+    """A reward source failed or gave something that is no score."""
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Prompts and responses, as text and as tokens.
+
+    prompts: as the dataset has them, text or chat messages, one a response.
+    responses: text, without special tokens.
+    input_ids, attention_mask: ``(B, T)`` prompt and response, padded on both sides.
+    last: ``(B,)`` index of each row's last real token.
+    columns: the other columns of the dataset, one value a response.
+    """
+
+    prompts: Sequence[Any]
+    responses: Sequence[str]
+    input_ids: Tensor
+    attention_mask: Tensor
+    last: Tensor
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores completions. A source may also have ``to(device)``."""
+
+    name: str
+
+    def __call__(self, completions: Completions) -> Tensor:
+        """Scores ``(B,)`` in float32."""
+        ...
+
+
+def as_reward(source: Any) -> Reward:
+    """Make a `Reward` of what users have: a reward, a sequence-classification model or its folder, a function, or a list
+    of these (or of pairs with a weight), which are added.
+    """
+    from wpr.rewards.combined import WeightedSum
+    from wpr.rewards.function import FunctionReward
+    from wpr.rewards.model import RewardModel
+
+    if isinstance(source, Reward):
+        return source
+    if isinstance(source, str):
+        return RewardModel.from_pretrained(source)
+    if hasattr(source, "get_input_embeddings"):
+        return RewardModel(source)
+    if isinstance(source, list | tuple) and source:
+        pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in source]
+        return WeightedSum([(as_reward(part), float(weight)) for part, weight in pairs])
+    if isinstance(source, Callable):  # type: ignore[arg-type]
+        return FunctionReward(source)
+    raise TypeError(
+        f"reward={source!r} is no reward; pass a sequence-classification model or its folder, a function "
+        "f(prompts, responses, **columns) -> list[float], or a list of these"
+    )

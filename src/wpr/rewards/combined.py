@@ -1,0 +1,40 @@
+"""Several rewards as one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wpr.rewards.base import Completions, Reward
+
+
+class WeightedSum:
+    """``sum_k weight_k * score_k``. The parts' scores of the last call are kept for the logs."""
+
+    name = "weighted_sum"
+
+    def __init__(self, parts: list[tuple[Reward, float]]) -> None:
+        if not parts:
+            raise ValueError("a weighted sum of no rewards; give at least one (reward, weight)")
+        self.parts = parts
+        self.last_scores: dict[str, Tensor] = {}
+
+    def to(self, device: torch.device) -> WeightedSum:
+        """The same sum, its models on another device."""
+        for reward, _ in self.parts:
+            if hasattr(reward, "to"):
+                reward.to(device)
+        return self
+
+    def __call__(self, completions: Completions) -> Tensor:
+        """See `Reward.__call__`."""
+        self.last_scores = {}
+        total = torch.zeros(len(completions), device=completions.input_ids.device)
+        for reward, weight in self.parts:
+            scores = reward(completions)
+            name = reward.name
+            while name in self.last_scores:  # two functions of one name are still two rewards
+                name += "_"
+            self.last_scores[name] = scores
+            total = total + weight * scores
+        return total

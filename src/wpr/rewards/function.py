@@ -1,0 +1,41 @@
+"""A Python function as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from wpr.rewards.base import Completions, RewardError
+
+ScoringFunction = Callable[..., Sequence[float]]
+
+
+class FunctionReward:
+    """``f(prompts, responses, **columns) -> list[float]``, with the dataset's other columns by name."""
+
+    def __init__(self, function: ScoringFunction, name: str | None = None) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, completions: Completions) -> Tensor:
+        """See `Reward.__call__`. A wrong number of scores, or something that is no number, is refused."""
+        try:
+            scores = self.function(completions.prompts, completions.responses, **completions.columns)
+        except Exception as error:
+            raise RewardError(f"reward function {self.name!r} raised {type(error).__name__}: {error}") from error
+        scores = scores.tolist() if isinstance(scores, Tensor) else list(scores)
+        if len(scores) != len(completions):
+            raise RewardError(
+                f"reward function {self.name!r} returned {len(scores)} scores for {len(completions)} responses; "
+                "return one number a response"
+            )
+        for row, score in enumerate(scores):
+            try:
+                float(score)
+            except (TypeError, ValueError):
+                raise RewardError(
+                    f"reward function {self.name!r} returned {score!r} for response {row}; return a number"
+                ) from None
+        return torch.tensor([float(score) for score in scores], device=completions.input_ids.device)

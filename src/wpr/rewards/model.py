@@ -1,0 +1,68 @@
+"""A reward model: a sequence-classification checkpoint that scores prompt and response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.language_models import hidden_states, scalar_head, scores_at
+from wpr.rewards.base import Completions
+
+
+class RewardModel:
+    """The score at the last real token of prompt and response.
+
+    model: sequence classification with one label, of the policy's tokenizer unless ``tokenizer`` is given.
+    tokenizer: the reward model's own, if it differs from the policy's: texts are then tokenized again, through its chat
+        template where prompts are chat messages.
+    batch_size: sequences a forward pass.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, batch_size: int = 32, name: str = "reward_model") -> None:
+        scalar_head(model)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.name = name
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **options: Any) -> RewardModel:
+        """Load the model from a folder or hub name."""
+        from transformers import AutoModelForSequenceClassification
+
+        return cls(AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1), **options)
+
+    def to(self, device: torch.device) -> RewardModel:
+        """The same reward, its model on another device."""
+        self.model.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, completions: Completions) -> Tensor:
+        """See `Reward.__call__`."""
+        ids, mask, last = completions.input_ids, completions.attention_mask, completions.last
+        if self.tokenizer is not None:
+            ids, mask, last = self._tokenize(completions)
+        scores = []
+        for rows in torch.arange(len(ids), device=ids.device).split(self.batch_size):
+            states = hidden_states(self.model, ids[rows], mask[rows])
+            scores.append(scores_at(self.model, states[torch.arange(len(rows), device=ids.device), last[rows]]))
+        return torch.cat(scores)
+
+    def _tokenize(self, completions: Completions) -> tuple[Tensor, Tensor, Tensor]:
+        texts = [
+            prompt + response
+            if isinstance(prompt, str)
+            else self.tokenizer.apply_chat_template(
+                [*prompt, {"role": "assistant", "content": response}], tokenize=False
+            )
+            for prompt, response in zip(completions.prompts, completions.responses, strict=True)
+        ]
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, padding_side="right").to(
+            completions.input_ids.device
+        )
+        return batch["input_ids"], batch["attention_mask"], batch["attention_mask"].sum(-1) - 1

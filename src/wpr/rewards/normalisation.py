@@ -1,0 +1,52 @@
+"""Running mean and variance of scores, over all that were seen in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class RunningMoments:
+    """Mean and variance of a stream of batches, by the pairwise update of Chan et al., in float64.
+
+    With n, m, S the count, mean and sum of squared deviations of what was seen, and n', m', S' of a new batch:
+
+        m <- m + (m' - m) n' / (n + n'),        S <- S + S' + (m' - m)^2 n n' / (n + n')
+    """
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.mean = 0.0
+        self.squares = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of what was seen; 1 before there are two different values."""
+        if self.count < 2 or self.squares <= 0:
+            return 1.0
+        return float((self.squares / self.count) ** 0.5)
+
+    def update(self, values: Tensor, reduce: Callable[[Tensor], Tensor] = lambda total: total) -> None:
+        """Take in values ``(B,)``; ``reduce`` sums a tensor over all processes."""
+        values = values.double()
+        count, total = reduce(torch.stack([values.new_tensor(len(values)), values.sum()])).tolist()
+        if count == 0:
+            return
+        mean = total / count
+        squares = float(reduce((values - mean).square().sum()))
+        shift, seen = mean - self.mean, self.count + count
+        self.squares += squares + shift**2 * self.count * count / seen
+        self.mean += shift * count / seen
+        self.count = seen
+
+    def normalise(self, values: Tensor) -> Tensor:
+        """``(values - mean) / deviation``."""
+        return ((values.double() - self.mean) / max(self.deviation, 1e-8)).to(values.dtype)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
