@@ -8,9 +8,17 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 from wpr.ppo import PPOConfig, PPOTrainer
+
+__all__ = ["TrainerCallback"]
 
 TOKENS = 40
 PAD, EOS, BOS = 0, 1, 2
@@ -76,11 +84,12 @@ def trainer(
     **changes: Any,
 ) -> PPOTrainer:
     """A run of the tiny policy; ``parts`` replaces what the trainer is given, ``changes`` its settings."""
+    model, own_critic = build(), None if changes.get("share_backbone") else critic()  # before ZeRO-3 is switched on
     args = settings(folder, **changes)
     given = {
-        "critic": None if args.share_backbone else critic(),
+        "critic": own_critic,
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         **(parts or {}),
     }
-    return PPOTrainer(build(), args, reward=reward, regularizer=regularizer, **given)
+    return PPOTrainer(model, args, reward=reward, regularizer=regularizer, **given)

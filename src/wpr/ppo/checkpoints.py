@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +48,29 @@ def save_parts(model: ActorCritic, folder: Path, state: dict[str, Tensor] | None
     """Policy and critic as folders that ``from_pretrained`` reads. ``state`` is the whole module's, where its own weights
     are in parts.
     """
-    model.policy.save_pretrained(folder, state_dict=_part(state, "policy."))
-    if hasattr(model, "critic"):
-        model.critic.save_pretrained(folder / CRITIC, state_dict=_part(state, "critic."))
-    else:
+    with _quiet():
+        model.policy.save_pretrained(folder, state_dict=_part(state, "policy."))
+        if hasattr(model, "critic"):
+            model.critic.save_pretrained(folder / CRITIC, state_dict=_part(state, "critic."))
+    if not hasattr(model, "critic"):
         from safetensors.torch import save_file
 
         head = _part(state, "value_head.") or model.value_head.state_dict()
         save_file({name: tensor.contiguous().cpu() for name, tensor in head.items()}, folder / VALUE_HEAD)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers: they would cut through the run's own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _part(state: dict[str, Tensor] | None, prefix: str) -> dict[str, Tensor] | None:
@@ -78,7 +95,8 @@ def _load(model: Any, folder: Path) -> None:
         model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
         return
     # Through from_pretrained: it undoes whatever save_pretrained did to names and layouts.
-    loaded: nn.Module = type(model).from_pretrained(folder, dtype=model.dtype)
+    with _quiet():
+        loaded: nn.Module = type(model).from_pretrained(folder, dtype=model.dtype)
     model.load_state_dict(loaded.state_dict())
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from transformers import TrainerCallback
 
-SHOWN = ("score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta")
+SHOWN = ("score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta", "loss", "approx_kl")
 """Metrics beside the bar, and on plain lines; the rest is in the log history and the trackers."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from wpr.language_models import is_partitioned
 from wpr.transport.geometry import TokenGeometry, input_embeddings
+from wpr.transport.metrics import resolve_metric
 
 
 def sum_over_processes(accelerator: Any) -> Callable[[Tensor], Tensor]:
@@ -34,36 +34,42 @@ def is_sharded(accelerator: Any) -> bool:
     return zero3 or getattr(accelerator.state, "fsdp_plugin", None) is not None
 
 
-def build_geometry_once(
-    reference: Any, accelerator: Any, build: Callable[[Any], TokenGeometry] = TokenGeometry.from_model
-) -> TokenGeometry:
-    """The geometry of the reference's vocabulary, measured by the first process and sent to the others.
+def whole_embeddings(model: Any) -> Tensor:
+    """The input embeddings ``(V, d)``: the model's own tensor, or a copy where ZeRO-3 holds it in parts."""
+    weight = input_embeddings(model)
+    if not is_partitioned(model):
+        return weight
+    import deepspeed
+
+    parameter = model.get_input_embeddings().weight
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()  # type: ignore[no-any-return]
+
+
+def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> TokenGeometry:
+    """The geometry of embeddings ``(V, d)``, measured by the first process and sent to the others.
 
     Measuring takes seconds to minutes and, done by several processes at once, would have them wait for each other's
-    cores; radii and distances are a few bytes a token.
+    cores; radii and distances are a few bytes a token. ``options`` are those of `TokenGeometry.from_embeddings`.
     """
     if accelerator.num_processes == 1:
-        return build(reference)
+        return TokenGeometry.from_embeddings(weight, **options)
     from accelerate.utils import broadcast_object_list
 
-    shared: list[Any] = [None]
+    measured: list[Any] = [None]
     if accelerator.is_main_process:
         try:
-            geometry = build(reference)
-            kept = replace(geometry, embeddings=geometry.embeddings[:0].cpu())
-            shared = [{name: _to_cpu(getattr(kept, name)) for name in kept.__dataclass_fields__}]
+            geometry = TokenGeometry.from_embeddings(weight, **options)
+            names = ("neighbours", "radius", "nearest", "alive", "scale", "scale_rule")
+            parts = {name: getattr(geometry, name) for name in names}
+            measured = [{name: part.cpu() if isinstance(part, Tensor) else part for name, part in parts.items()}]
         except Exception as error:  # sent, so that the others do not wait for ever
-            shared = [error]
-    broadcast_object_list(shared)
-    if isinstance(shared[0], Exception):
-        raise shared[0]
-    weight = input_embeddings(reference)
-    parts = {name: value.to(weight.device) if isinstance(value, Tensor) else value for name, value in shared[0].items()}
-    return TokenGeometry(**{**parts, "embeddings": weight})
-
-
-def _to_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
+            measured = [error]
+    broadcast_object_list(measured)
+    if isinstance(measured[0], Exception):
+        raise measured[0]
+    here = {name: part.to(weight.device) if isinstance(part, Tensor) else part for name, part in measured[0].items()}
+    return TokenGeometry(embeddings=weight, metric=resolve_metric(options.get("metric", "euclidean")), **here)
 
 
 def place_frozen(model: Any, accelerator: Any) -> Any:

@@ -164,5 +164,5 @@ class SeededChoice:
         """Raise if any logits were no distribution."""
         rows = (self.bad_step >= 0).nonzero().squeeze(-1)
         if len(rows):
-            row = int(rows[0])
+            row = int(rows[self.bad_step[rows].argmin()])  # where it began
             raise GenerationError(row, int(self.bad_step[row]), float(self.bad_value[row]), len(rows))

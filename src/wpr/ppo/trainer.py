@@ -26,7 +26,7 @@ from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.console import ConsoleCallback, report_table, write_completions
-from wpr.ppo.distributed import build_geometry_once, is_sharded, largest, place_frozen, sum_over_processes
+from wpr.ppo.distributed import build_geometry_once, is_sharded, largest, place_frozen, sum_over_processes, whole_embeddings
 from wpr.ppo.faults import Fault, TrainingFault, write_fault
 from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
@@ -34,8 +34,8 @@ from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
 from wpr.ppo.rollout import Rollout
 from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
+from wpr.regularizers.wasserstein import PRESETS, Preset
 from wpr.rewards import RunningMoments, WeightedSum, as_reward
-from wpr.transport.geometry import input_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -153,21 +153,24 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         self.micro_batch = 0  # of the current rollout, the next to be learned from
         self.idle = False  # the rest of the current rollout is left out
         self.step_left_out = False
+        self.critic_rate = 0.0
         self.update_sums: dict[str, float] = {}
         self.update_tokens = 1.0
         self._resume_from: Path | None = None
 
     def _place_regularizer(self, regularizer: Regularizer | str, reference: Any) -> Regularizer:
         """On this process's device; a geometry made from the reference's embeddings uses them in place."""
-        weight = input_embeddings(plain_model(reference))
+        weight = whole_embeddings(plain_model(reference))
         if isinstance(regularizer, str):
             if regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
                 return make_regularizer(regularizer)
-            geometry = build_geometry_once(plain_model(reference), self.accelerator)
-            regularizer = Wasserstein(geometry, "paper" if regularizer == "paper" else "semantic")
+            preset: Preset = "paper" if regularizer == "paper" else "semantic"
+            # The paper's k1 and k2, or all there is.
+            geometry = build_geometry_once(weight, self.accelerator, neighbours=min(512, len(weight) - 1))
+            regularizer = Wasserstein(geometry, preset, k2=min(PRESETS[preset].k2, len(weight)))
         if isinstance(regularizer, Wasserstein):
             geometry = regularizer.geometry
-            if geometry.vocabulary != weight.shape[0] and weight.numel():
+            if geometry.vocabulary != weight.shape[0]:
                 raise ValueError(
                     f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
                     "build it with TokenGeometry.from_model(reference)"
@@ -394,6 +397,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The last look before the optimizer's step: gradients that are not finite are refused too."""
+        self.critic_rate = float(self.optimizer.param_groups[-1]["lr"])  # of this step, as the Trainer's own
         if self.step_left_out:
             return torch.zeros((), device=self.args.device)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -443,8 +447,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
                 seconds["scoring"] -= seconds.get("penalty", 0.0)
             logs |= {f"seconds_{subject}": value for subject, value in seconds.items()}
             logs["peak_memory_gb"] = peak_memory_gb(self.args.device)
-            if self.optimizer is not None:
-                logs["critic_learning_rate"] = float(self.optimizer.param_groups[-1]["lr"])
+            logs["critic_learning_rate"] = self.critic_rate
         super().log(logs, start_time)
 
     def _log_completions(self, result: Experience) -> None:

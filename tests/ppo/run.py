@@ -1,0 +1,75 @@
+"""A run of the tiny policy as a program, for tests that need real processes: killed, resumed, several at a time."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.ppo import tiny
+from wpr.ppo import PPOTrainer
+
+
+def digest(model: torch.nn.Module) -> str:
+    """One number for all weights, to the last bit."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+class Pause(transformers.TrainerCallback):
+    """Slows a run down, so that there is time to kill it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(self.seconds)
+
+    on_step_end = on_substep_end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--regularizer", default="semantic")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--reference", type=Path, help="a folder; loaded after the settings are made, as ZeRO-3 asks for")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    parts: dict[str, Any] = {"callbacks": [Pause(options.pause)]}
+    if options.regularizer == "semantic":
+        options.settings.setdefault("beta", 0.1)
+    if options.reference:
+        parts["reference"] = str(options.reference)
+    trainer: PPOTrainer = tiny.trainer(
+        options.folder, regularizer=options.regularizer, build=wide_policy, parts=parts, **options.settings
+    )
+    trainer.train(resume_from_checkpoint=options.resume or None)
+    trainer.save_model()
+    if trainer.is_world_process_zero():
+        trainer.state.save_to_json(str(options.folder / "final_state.json"))
+        state = {"weights": digest(trainer.model) if not trainer.is_deepspeed_enabled else ""}
+        (options.folder / "final.json").write_text(json.dumps(state))
+
+
+def wide_policy() -> Any:
+    """Sharper than a fresh model, so that penalties are not all alike."""
+    model = tiny.policy()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Reward assembly, generalized advantages and whitening, against loops that follow the formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
+
+
+def problem(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random rewards and values (B, L), garbage on padding, and the mask."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    mask = torch.arange(width) < torch.tensor(lengths).unsqueeze(-1)
+    rewards, values = torch.randn(2, len(lengths), width, generator=generator, dtype=torch.float64)
+    return rewards.masked_fill(~mask, torch.nan), values.masked_fill(~mask, torch.nan), mask
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 1000),
+)
+def test_advantages_are_the_discounted_sum_of_deltas(lengths: list[int], gamma: float, lam: float, seed: int) -> None:
+    rewards, values, mask = problem(lengths, seed)
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma, lam)
+    for row, length in enumerate(lengths):
+        value = [*values[row, :length].tolist(), 0.0]
+        delta = [float(rewards[row, t]) + gamma * value[t + 1] - value[t] for t in range(length)]
+        for t in range(length):
+            expected = sum((gamma * lam) ** k * delta[t + k] for k in range(length - t))
+            assert float(advantages[row, t]) == pytest.approx(expected, abs=1e-9)
+            assert float(returns[row, t]) == pytest.approx(expected + value[t], abs=1e-9)
+        assert (advantages[row, length:] == 0).all()
+        assert (returns[row, length:] == 0).all()
+
+
+def test_lambda_one_gives_the_return_itself() -> None:
+    rewards, values, mask = problem([4, 2])
+    _, returns = generalized_advantages(rewards, values, mask, 1.0, 1.0)
+    assert torch.allclose(returns[0, 0], rewards[0, :4].sum())
+    assert torch.allclose(returns[1, 1], rewards[1, 1])
+
+
+def test_the_score_stands_on_the_last_real_token() -> None:
+    penalties = torch.tensor([[1.0, 2.0, 3.0], [4.0, torch.nan, torch.nan], [torch.nan, torch.nan, torch.nan]])
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    rewards = assemble_rewards(torch.tensor([10.0, 20.0, 30.0]), penalties, mask, beta=0.5)
+    assert rewards.tolist() == [[-0.5, -1.0, 8.5], [18.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_whitening_ignores_padding() -> None:
+    values, _, mask = problem([5, 3, 1])
+    white = whiten(values, mask)
+    assert white[mask].mean().abs() < 1e-12
+    assert white[mask].var(correction=0) == pytest.approx(1, abs=1e-6)
+    assert (white[~mask] == 0).all()
+
+
+def test_whitening_over_processes_is_whitening_of_the_whole() -> None:
+    values, _, mask = problem([5, 3, 1, 4])
+    halves = [(values[:2], mask[:2]), (values[2:], mask[2:])]
+    # What a sum over processes gives each time: both halves' statistics, in the order that whiten asks for them.
+    real = [part[keep].double() for part, keep in halves]
+    mean = sum(part.sum() for part in real) / sum(part.numel() for part in real)
+    answers = [
+        sum(torch.stack([part.new_tensor(part.numel()), part.sum()]) for part in real),
+        sum((part - mean).square().sum() for part in real),
+    ]
+    queue = list(answers)
+    first = whiten(*halves[0], reduce=lambda _: queue.pop(0))
+    assert torch.allclose(first[:, : mask.shape[1]], whiten(values, mask)[:2])
+
+
+def test_explained_variance() -> None:
+    returns, noise, mask = problem([6, 6])
+    returns, noise = returns.nan_to_num(), noise.nan_to_num()
+    assert float(explained_variance(returns, returns, mask)) == pytest.approx(1)
+    assert float(explained_variance(torch.full_like(returns, 3.0), returns, mask)) == pytest.approx(0)
+    expected = 1 - (returns - noise)[mask].var() / returns[mask].var()
+    assert float(explained_variance(noise, returns, mask)) == pytest.approx(float(expected))
+    assert float(explained_variance(returns, torch.ones_like(returns), mask)) == 0  # nothing to explain

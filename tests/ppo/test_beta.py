@@ -1,0 +1,44 @@
+"""The weight of the penalty over a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from wpr.ppo.beta import AdaptiveBeta, ScheduledBeta
+
+
+def test_schedules_end_where_they_say() -> None:
+    for shape in ("linear", "cosine"):
+        beta = ScheduledBeta(0.4, 0.1, shape)
+        path = [beta.beta]
+        for step in range(1, 11):
+            beta.update(0.0, step / 10)
+            path.append(beta.beta)
+        assert path[0] == pytest.approx(0.4)
+        assert path[5] == pytest.approx(0.25)
+        assert path[-1] == pytest.approx(0.1)
+        assert path == sorted(path, reverse=True)
+
+
+def test_adaptive_beta_finds_the_target() -> None:
+    """A policy whose divergence falls with beta, D = 1 / (1 + 10 beta): the target 0.2 is met at beta = 0.4."""
+    beta = AdaptiveBeta(0.01, target=0.2, rate=0.2)
+    for _ in range(200):
+        beta.update(1 / (1 + 10 * beta.beta), 0.0)
+    assert beta.beta == pytest.approx(0.4, rel=1e-3)
+
+
+def test_adaptive_beta_is_bounded_a_step() -> None:
+    beta = AdaptiveBeta(1.0, target=0.1, rate=0.1)
+    beta.update(1e9, 0.0)
+    assert beta.beta == pytest.approx(1.1051709)
+    beta.update(0.0, 0.0)
+    assert beta.beta == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("make", [lambda: ScheduledBeta(1.0, 0.1, "cosine"), lambda: AdaptiveBeta(1.0, 0.1, 0.1)])
+def test_state_survives(make) -> None:
+    beta, other = make(), make()
+    beta.update(0.3, 0.7)
+    other.load_state_dict(beta.state_dict())
+    assert other.beta == beta.beta

@@ -1,0 +1,64 @@
+"""Settings: limits are named, sizes follow from each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ppo import tiny
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"beta": -1.0}, "beta=-1.0"),
+        ({"beta": float("nan")}, "beta=nan"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"min_new_tokens": 9}, "max_new_tokens=8"),
+        ({"clip_range": 1.5}, "clip_range=1.5"),
+        ({"beta_schedule": "linear"}, "beta_end"),
+        ({"beta_end": 0.1}, "beta_schedule='constant'"),
+        ({"target_divergence": 0.1, "beta_schedule": "linear", "beta_end": 0.1}, "not both"),
+        ({"responses_per_prompt": 3}, "responses_per_prompt=3"),
+        ({"logits_memory_mb": 0.0}, "logits_memory_mb"),
+        ({"ppo_epochs": 0}, "ppo_epochs=0"),
+    ],
+)
+def test_bad_settings_are_named(change: dict, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        tiny.settings(tmp_path, **change)
+
+
+def test_sizes(tmp_path: Path) -> None:
+    args = tiny.settings(
+        tmp_path, gradient_accumulation_steps=2, num_minibatches=3, ppo_epochs=4, responses_per_prompt=6
+    )
+    assert (args.responses_per_device, args.prompts_per_device, args.steps_per_rollout) == (48, 8, 12)
+
+
+def test_every_setting_is_documented(tmp_path: Path) -> None:
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+
+    from wpr.ppo import PPOConfig
+
+    own = {field.name for field in fields(PPOConfig)} - {field.name for field in fields(TrainingArguments)}
+    assert len(own) > 30
+    for field in fields(PPOConfig):
+        if field.name in own:
+            assert field.metadata["help"].endswith(".")
+
+
+def test_the_papers_values_are_the_defaults(tmp_path: Path) -> None:
+    from wpr.ppo import PPOConfig
+
+    args = PPOConfig(str(tmp_path), report_to="none", use_cpu=True)
+    stated = {
+        "clip_range": 0.2, "value_clip_range": 0.2, "gae_lambda": 0.95, "gamma": 1.0, "ppo_epochs": 1,
+        "learning_rate": 1.5e-5, "temperature": 0.8, "top_k": 50, "top_p": 1.0, "max_prompt_length": 512,
+        "max_new_tokens": 256,
+    }  # fmt: skip
+    assert {name: getattr(args, name) for name in stated} == stated

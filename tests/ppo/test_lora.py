@@ -1,0 +1,138 @@
+"""LoRA policies: the reference is the policy with its adapter off, and nothing is held twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from wpr.ppo import PPOTrainer
+
+peft = pytest.importorskip("peft")
+
+LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
+
+
+def lora_trainer(folder: Path, **changes) -> PPOTrainer:
+    settings = {"share_backbone": True, "learning_rate": 1e-2, "max_steps": 4, **changes}
+    return tiny.trainer(folder, regularizer="semantic", parts={"peft_config": LORA}, **settings)
+
+
+def test_the_reference_is_the_policy_without_its_adapter(tmp_path: Path) -> None:
+    trainer = lora_trainer(tmp_path)
+    assert trainer.reference is None
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "kl" in row]
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert rows[-1]["kl"] > 1e-5
+    # The same KL against the base model itself.
+    base = tiny.policy()
+    ids = torch.tensor([[2, 5, 6]])
+    with torch.no_grad(), trainer.model.policy.disable_adapter():
+        assert torch.allclose(trainer.model.policy(ids).logits, base(ids).logits)
+    with torch.no_grad():
+        assert not torch.allclose(trainer.model.policy(ids).logits, base(ids).logits)
+
+
+def test_only_adapter_and_value_head_are_trained(tmp_path: Path) -> None:
+    trainer = lora_trainer(tmp_path)
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name or name.startswith("value_head") for name in trained)
+    trainer.train()
+    assert trained == {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+
+
+def test_the_saved_adapter_loads_in_plain_peft(tmp_path: Path) -> None:
+    trainer = lora_trainer(tmp_path / "out")
+    trainer.train()
+    trainer.save_model()
+    loaded = peft.PeftModel.from_pretrained(tiny.policy(), tmp_path / "out")
+    ids = torch.tensor([[2, 5, 6, 7]])
+    with torch.no_grad():
+        assert torch.allclose(loaded(ids).logits, trainer.model.policy.eval()(ids).logits, atol=1e-6)
+    assert not list((tmp_path / "out").glob("model*.safetensors"))  # the base model is not written
+
+
+def test_resuming_is_exact(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 3, "ppo_epochs": 2, "max_steps": 8}
+    whole = lora_trainer(tmp_path / "whole", **settings)
+    whole.train()
+    (tmp_path / "part").mkdir()
+    (tmp_path / "whole" / "checkpoint-3").rename(tmp_path / "part" / "checkpoint-3")
+    part = lora_trainer(tmp_path / "part", **settings)
+    part.train(resume_from_checkpoint=True)
+    for name, tensor in part.model.state_dict().items():
+        assert torch.equal(tensor, whole.model.state_dict()[name]), name
+
+
+def test_a_lora_critic_too(tmp_path: Path) -> None:
+    critic = peft.get_peft_model(
+        tiny.critic(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS", modules_to_save=["score"])
+    )
+    trainer = tiny.trainer(tmp_path, parts={"peft_config": LORA, "critic": critic}, max_steps=3, gradient_checkpointing=True)
+    trainer.train()
+    trainer.save_model()
+    assert (tmp_path / "critic" / "adapter_model.safetensors").exists()
+
+
+def test_prompt_tuning_is_refused(tmp_path: Path) -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(ValueError, match="use an adapter such as LoRA"):
+        tiny.trainer(tmp_path, parts={"peft_config": config})
+
+
+MEASURE = """
+import gc, json, sys, torch
+from pathlib import Path
+import peft
+from tests.ppo import tiny
+from wpr.ppo import PPOTrainer
+
+wide = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=8000)
+def resident():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+class Peak(tiny.TrainerCallback):
+    top = 0
+    def on_substep_end(self, *args, **kwargs): Peak.top = max(Peak.top, resident())
+    on_step_end = on_substep_end
+
+config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if sys.argv[2] == "lora" else None
+start = resident()
+policy = tiny.policy(**wide)
+size = sum(p.numel() * p.element_size() for p in policy.parameters())
+trainer = tiny.trainer(
+    sys.argv[1], regularizer="semantic", build=lambda: policy, parts={"peft_config": config, "callbacks": [Peak()]},
+    share_backbone=True, max_steps=2, optim="sgd", per_device_train_batch_size=2, max_new_tokens=4,
+)
+built = resident()
+trainer.train()
+print(json.dumps({"weights": size, "built": built - start, "trained": Peak.top - start}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_one_copy_of_the_base_weights_in_memory(tmp_path: Path) -> None:
+    """Measured, in processes of their own: a LoRA run needs one copy of the weights, a full run one more for the reference
+    (and gradients).
+    """
+    used = {}
+    for kind in ("lora", "full"):
+        command = [sys.executable, "-c", MEASURE, str(tmp_path / kind), kind]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        used[kind] = json.loads(done.stdout.strip().splitlines()[-1])
+    size = used["lora"]["weights"]
+    assert size > 100e6
+    print({kind: {name: round(value / size, 2) for name, value in found.items()} for kind, found in used.items()})
+    assert used["lora"]["built"] < 1.35 * size  # one copy, and what importing and building left behind
+    assert used["lora"]["trained"] < 1.9 * size  # one copy, activations and buffers
+    assert used["full"]["built"] > 1.9 * size  # two copies
+    assert used["full"]["trained"] - used["lora"]["trained"] > 0.9 * size

@@ -1,0 +1,61 @@
+"""What two models say of a token, against the definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from wpr import ForwardKL, ReverseKL
+from wpr.ppo.measures import LogitsError, concatenate, measure
+
+
+def logits(rows: int = 7, tokens: int = 23, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = 3 * torch.randn(2, rows, tokens, generator=generator)
+    return policy, reference, torch.randint(tokens, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_definitions(temperature: float) -> None:
+    policy, reference, tokens = logits()
+    out = measure(ForwardKL(), policy, reference, tokens, temperature)
+    p, q = (policy / temperature).double().softmax(-1), (reference / temperature).double().softmax(-1)
+    assert torch.allclose(out.log_prob.double(), p.log().gather(-1, tokens[:, None])[:, 0], atol=1e-5)
+    assert torch.allclose(out.kl.double(), (p * (p / q).log()).sum(-1), atol=1e-5)
+    assert torch.allclose(out.entropy.double(), -(p * p.log()).sum(-1), atol=1e-5)
+    assert torch.allclose(out.divergence.double(), (q * (q / p).log()).sum(-1), atol=1e-5)
+
+
+def test_kl_is_reverse_kl_whatever_the_regularizer() -> None:
+    policy, reference, tokens = logits()
+    own = measure(ReverseKL(), policy, reference, tokens)
+    assert torch.allclose(own.kl, own.divergence, atol=1e-5)
+    assert torch.equal(own.kl, measure(ForwardKL(), policy, reference, tokens).kl)
+
+
+def test_slices_are_the_whole() -> None:
+    policy, reference, tokens = logits()
+    whole = measure(ReverseKL(), policy, reference, tokens)
+    parts = [measure(ReverseKL(), policy[i:j], reference[i:j], tokens[i:j]) for i, j in ((0, 3), (3, 3), (3, 7))]
+    joined = concatenate([parts[0], parts[2]])
+    for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
+        assert torch.equal(getattr(whole, name), getattr(joined, name))
+
+
+def test_masked_vocabularies_are_fine() -> None:
+    policy, reference, tokens = logits()
+    policy[:, 3] = reference[:, 3] = -torch.inf
+    out = measure(ReverseKL(), policy, reference, torch.where(tokens == 3, 4, tokens))
+    for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
+        assert getattr(out, name).isfinite().all()
+
+
+@pytest.mark.parametrize("model", ["policy", "reference"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_bad_logits_are_named(model: str, value: float) -> None:
+    policy, reference, tokens = logits()
+    (policy if model == "policy" else reference)[4, 2] = value
+    with pytest.raises(LogitsError, match=model) as caught:
+        measure(ReverseKL(), policy, reference, tokens, first=10)
+    assert caught.value.position == 14
+    assert caught.value.values["nan" if value != value else "+inf"] == 1

@@ -1,0 +1,96 @@
+"""Several processes: the same numbers as one, and DeepSpeed's sharding with saving and resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.ppo.run import wide_policy
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"max_steps": 10, "ppo_epochs": 2}  # five rollouts
+
+
+def run(folder: Path, processes: int, *extra: str, **settings: Any) -> str:
+    """Launch with torchrun's module, on a free port."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    given = json.dumps({**SETTINGS, **settings})
+    command += ["-m", "tests.ppo.run", str(folder), "--settings", given, *extra]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout + done.stderr
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    rows = json.loads((folder / "final_state.json").read_text())["log_history"]
+    timing = ("seconds_", "peak_memory", "solver_iterations")
+    return [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows if "loss" in row]
+
+
+def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float) -> None:
+    assert len(one) == len(other) == 10
+    for row, expected in zip(one, other, strict=True):
+        assert row.keys() == expected.keys()
+        for name in row:
+            assert row[name] == pytest.approx(expected[name], abs=tolerance), (name, row["step"])
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    folder = tmp_path_factory.mktemp("single") / "run"
+    run(folder, 1, per_device_train_batch_size=8)
+    return metrics(folder)
+
+
+def test_two_processes_are_one(single: list[dict[str, float]], tmp_path: Path) -> None:
+    run(tmp_path / "two", 2, per_device_train_batch_size=4)
+    assert_close(metrics(tmp_path / "two"), single, 1e-4)
+    assert single[-1]["grad_norm"] > 0
+    assert {row.get("score") for row in single if "score" in row} != {0.0}
+
+
+def zero(stage: int) -> dict[str, Any]:
+    return {
+        "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its CPU communication")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> None:
+    """Three steps and more, saved in the middle of a rollout, resumed; the same numbers as one process all the way.
+    Under stage 3 the reference is sharded too.
+    """
+    pytest.importorskip("deepspeed")
+    wide_policy().save_pretrained(tmp_path / "reference")
+    settings = {
+        "per_device_train_batch_size": 4, "deepspeed": zero(stage), "save_strategy": "steps", "save_steps": 3,
+    }  # fmt: skip
+    extra = ["--reference", str(tmp_path / "reference")]
+    run(tmp_path / "out", 2, *extra, **settings)
+    assert_close(metrics(tmp_path / "out"), single, 1e-4)
+    for step in (6, 9, 10):
+        shutil.rmtree(tmp_path / "out" / f"checkpoint-{step}")
+    before = metrics(tmp_path / "out")
+    (tmp_path / "out" / "final_state.json").unlink()
+    run(tmp_path / "out", 2, *extra, "--resume", **settings)
+    assert_close(metrics(tmp_path / "out"), before, 1e-6)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert saved.lm_head.weight.shape == (40, 32)
+    assert not (saved.lm_head.weight == wide_policy().lm_head.weight).all()

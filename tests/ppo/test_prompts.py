@@ -1,0 +1,69 @@
+"""Prompts to batches, and the order of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ppo import tiny
+from wpr.ppo.prompts import PromptCollator, RolloutSampler
+
+
+def collate(rows, max_length: int = 16):
+    return PromptCollator(tiny.tokenizer(), max_length)(rows)
+
+
+def test_left_padding_and_columns() -> None:
+    batch = collate([{"prompt": "w5", "answer": 1}, {"prompt": "w6 w7 w8", "answer": 2}])
+    assert batch["input_ids"].tolist() == [[0, 0, 5], [6, 7, 8]]
+    assert batch["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert batch["prompts"] == ["w5", "w6 w7 w8"]
+    assert batch["columns"] == {"answer": [1, 2]}
+
+
+def test_chat_messages_go_through_the_template() -> None:
+    batch = collate([{"prompt": [{"role": "user", "content": "w5 w6"}]}])
+    assert batch["input_ids"].tolist() == [[5, 6]]
+
+
+def test_ready_tokens() -> None:
+    batch = collate([{"input_ids": [4, 5]}])
+    assert batch["input_ids"].tolist() == [[4, 5]]
+    assert batch["prompts"] == ["w4 w5"]
+
+
+def test_long_prompts_keep_their_end() -> None:
+    assert collate([{"prompt": "w5 w6 w7 w8"}], max_length=2)["input_ids"].tolist() == [[7, 8]]
+
+
+def test_an_empty_prompt_is_the_beginning_of_sequence() -> None:
+    assert collate([{"prompt": ""}, {"prompt": "w5"}])["input_ids"].tolist() == [[2], [5]]
+
+
+def test_an_empty_prompt_without_one_is_refused() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.bos_token = None
+    with pytest.raises(ValueError, match="has no tokens"):
+        PromptCollator(tokenizer, 8)([{"prompt": ""}])
+
+
+def test_missing_columns_are_named() -> None:
+    with pytest.raises(ValueError, match="'prompt' or 'input_ids'"):
+        collate([{"text": "w5"}])
+
+
+def test_each_group_is_repeated_and_every_epoch_has_its_own_order() -> None:
+    sampler = RolloutSampler(range(10), group=4, repeats=3, shuffle=True, seed=0)
+    order = list(sampler)
+    assert len(order) == len(sampler) == 24
+    groups = [order[i : i + 4] for i in range(0, 24, 4)]
+    assert groups[0] == groups[1] == groups[2] != groups[3]
+    assert len({*groups[0], *groups[3]}) == 8
+    assert list(sampler) == order
+    sampler.set_epoch(1)
+    assert list(sampler) != order
+    assert list(RolloutSampler(range(4), 4, 1, shuffle=False, seed=0)) == [0, 1, 2, 3]
+
+
+def test_too_few_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match="has 3 prompts, fewer than the 4"):
+        RolloutSampler(range(3), 4, 1, shuffle=True, seed=0)

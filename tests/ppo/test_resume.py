@@ -1,0 +1,118 @@
+"""Killed and resumed runs end bit for bit where an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from wpr.ppo.checkpoints import last_complete_checkpoint
+
+ROOT = Path(__file__).parents[2]
+NOT_COMPARED = ("seconds_", "peak_memory", "train_", "total_flos")
+
+# Checkpoints fall into the middle of rollouts (4 steps each) and between logs; everything that has a state is on.
+SETTINGS = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_minibatches": 2, "ppo_epochs": 2,
+    "max_steps": 30, "save_strategy": "steps", "save_steps": 3, "logging_steps": 2, "normalize_rewards": True,
+    "target_divergence": 0.01, "update_kl_limit": 0.05, "save_total_limit": 2,
+}  # fmt: skip
+
+
+def launch(folder: Path, *extra: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.ppo.run", str(folder), "--settings", json.dumps(SETTINGS), *extra]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+
+
+def kill_while_training(process: subprocess.Popen[str], delay: float) -> None:
+    """kill -9, some time after the first line of metrics."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def compared(folder: Path) -> list[dict[str, Any]]:
+    rows = json.loads((folder / "final_state.json").read_text())["log_history"]
+    kept = [{k: v for k, v in row.items() if not k.startswith(NOT_COMPARED)} for row in rows]
+    return [row for row in kept if "loss" in row]
+
+
+def test_killed_three_times_and_resumed(tmp_path: Path) -> None:
+    whole = launch(tmp_path / "whole")
+    moments = random.Random(time.time_ns())
+    delays = []
+    for _ in range(3):
+        resume = ["--resume"] if last_complete_checkpoint(tmp_path / "killed") else []
+        process = launch(tmp_path / "killed", "--pause", "0.04", *resume)
+        delays.append(moments.uniform(0, 2.5))
+        kill_while_training(process, delays[-1])
+        assert not (tmp_path / "killed" / "final.json").exists(), delays
+    finish(whole)
+    resume = ["--resume"] if last_complete_checkpoint(tmp_path / "killed") else []
+    finish(launch(tmp_path / "killed", *resume))
+    one, other = compared(tmp_path / "whole"), compared(tmp_path / "killed")
+    assert len(one) == 15
+    assert one == other, delays
+    finals = [json.loads((tmp_path / name / "final.json").read_text()) for name in ("whole", "killed")]
+    assert finals[0] == finals[1], delays
+
+
+def run(folder: Path, resume: bool = False, **changes: Any):
+    trainer = tiny.trainer(folder, regularizer="semantic", **{**SETTINGS, **changes})
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path) -> None:
+    """In one process, from every checkpoint of a run: the middle of a rollout, its end, before and after a log."""
+    whole = run(tmp_path / "whole", max_steps=12, save_total_limit=None)
+    expected = whole.model.state_dict()
+    for step in (3, 6, 9, 12):
+        folder = tmp_path / f"from-{step}"
+        shutil.copytree(tmp_path / "whole" / f"checkpoint-{step}", folder / f"checkpoint-{step}")
+        again = run(folder, resume=True, max_steps=12)
+        for name, tensor in again.model.state_dict().items():
+            assert torch.equal(tensor, expected[name]), (step, name)
+
+
+def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=6, save_total_limit=None)
+    (tmp_path / "checkpoint-6" / "trainer_state.json").write_text('{"epoch": 0.3, "glob')  # cut off
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+    again = run(tmp_path, resume=True, max_steps=6, save_total_limit=None)
+    assert again.state.global_step == 6
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+
+
+def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no whole checkpoint in"):
+        run(tmp_path / "none", resume=True)
+    (tmp_path / "half").mkdir()
+    with pytest.raises(ValueError, match="is not a whole checkpoint"):
+        tiny.trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "half"))
+    run(tmp_path / "other", max_steps=3)
+    with pytest.raises(ValueError, match="in the middle of a rollout by 1 process"):
+        run(tmp_path / "other", resume=True, max_steps=12, ppo_epochs=4)

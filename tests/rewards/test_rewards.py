@@ -1,0 +1,81 @@
+"""Reward sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from wpr.rewards import Completions, FunctionReward, RewardError, RewardModel, WeightedSum, as_reward
+
+
+def completions(texts: list[tuple[str, str]], **columns: Any) -> Completions:
+    tokenizer = tiny.tokenizer()
+    joined = tokenizer([a + " " + b for a, b in texts], return_tensors="pt", padding=True, padding_side="left")
+    last = torch.full((len(texts),), joined["input_ids"].shape[1] - 1)
+    return Completions(
+        [a for a, _ in texts], [b for _, b in texts], joined["input_ids"], joined["attention_mask"], last, columns
+    )
+
+
+TEXTS = [("w5", "w6 w7"), ("w8 w9 w10", "w11"), ("w12", "w7 w7 w7")]
+
+
+def test_function_with_columns() -> None:
+    reward = FunctionReward(lambda prompts, responses, bonus: [b + len(r) for r, b in zip(responses, bonus, strict=True)])
+    assert reward(completions(TEXTS, bonus=[1, 2, 3])).tolist() == [6.0, 5.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda p, r: [1.0], "returned 1 scores for 3 responses"),
+        (lambda p, r: ["good", 1, 2], "returned 'good' for response 0"),
+        (lambda p, r: [None, 1, 2], "returned None for response 0"),
+        (lambda p, r: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_bad_functions_are_named(function, named: str) -> None:
+    with pytest.raises(RewardError, match=named):
+        FunctionReward(function)(completions(TEXTS))
+
+
+def test_tensors_are_fine_too() -> None:
+    assert FunctionReward(lambda p, r: torch.arange(3))(completions(TEXTS)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_model_scores_each_row_as_if_alone() -> None:
+    model = tiny.critic()
+    batch = completions(TEXTS)
+    scores = RewardModel(model, batch_size=2)(batch)
+    for row in range(3):
+        alone = batch.input_ids[row : row + 1, batch.attention_mask[row].bool()]
+        assert float(scores[row]) == pytest.approx(float(model(input_ids=alone).logits), abs=1e-5)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_with_a_tokenizer_of_its_own() -> None:
+    """Texts are tokenized again; here the tokenizer is the same, so the scores are too."""
+    model, batch = tiny.critic(), completions(TEXTS)
+    spaced = Completions([p + " " for p in batch.prompts], *(getattr(batch, n) for n in ("responses", "input_ids", "attention_mask", "last")))  # fmt: skip
+    own = RewardModel(model, tokenizer=tiny.tokenizer())(spaced)
+    assert torch.allclose(own, RewardModel(model)(batch), atol=1e-5)
+    chat = Completions([[{"role": "user", "content": p}] for p in batch.prompts], batch.responses, batch.input_ids, batch.attention_mask, batch.last)  # fmt: skip
+    assert torch.allclose(RewardModel(model, tokenizer=tiny.tokenizer())(chat), own, atol=1e-5)
+
+
+def test_weighted_sums_and_what_users_pass() -> None:
+    one = lambda prompts, responses: [1.0] * len(responses)  # noqa: E731
+    total = as_reward([(one, 2.0), (one, 0.5), tiny.critic()])
+    assert isinstance(total, WeightedSum)
+    scores = total(completions(TEXTS))
+    assert torch.allclose(scores, 2.5 + RewardModel(tiny.critic())(completions(TEXTS)), atol=1e-6)
+    assert len(total.last_scores) == 3
+    assert isinstance(as_reward(tiny.critic()), RewardModel)
+    assert as_reward(total) is total
+    with pytest.raises(TypeError, match="is no reward"):
+        as_reward(5)
+    with pytest.raises(ValueError, match="no score head"):
+        as_reward(tiny.policy())
