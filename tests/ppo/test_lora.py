@@ -88,7 +88,7 @@ def test_prompt_tuning_is_refused(tmp_path: Path) -> None:
 
 
 MEASURE = """
-import gc, json, sys, torch
+import ctypes, gc, json, sys, torch
 from pathlib import Path
 import peft
 from tests.ppo import tiny
@@ -97,6 +97,7 @@ from wpr.ppo import PPOTrainer
 wide = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=8000)
 def resident():
     gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is given back
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 class Peak(tiny.TrainerCallback):
@@ -105,7 +106,8 @@ class Peak(tiny.TrainerCallback):
     on_step_end = on_substep_end
 
 config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if sys.argv[2] == "lora" else None
-start = resident()
+tiny.trainer(sys.argv[1], regularizer="semantic", parts={"peft_config": config}, share_backbone=True, max_steps=1).train()
+start = resident()  # once everything that is ever imported is
 policy = tiny.policy(**wide)
 size = sum(p.numel() * p.element_size() for p in policy.parameters())
 trainer = tiny.trainer(
@@ -132,7 +134,7 @@ def test_one_copy_of_the_base_weights_in_memory(tmp_path: Path) -> None:
     size = used["lora"]["weights"]
     assert size > 100e6
     print({kind: {name: round(value / size, 2) for name, value in found.items()} for kind, found in used.items()})
-    assert used["lora"]["built"] < 1.35 * size  # one copy, and what importing and building left behind
-    assert used["lora"]["trained"] < 1.9 * size  # one copy, activations and buffers
-    assert used["full"]["built"] > 1.9 * size  # two copies
-    assert used["full"]["trained"] - used["lora"]["trained"] > 0.9 * size
+    assert used["lora"]["built"] < 1.2 * size  # one copy
+    assert used["lora"]["trained"] < 1.4 * size  # one copy, activations and buffers
+    assert used["full"]["built"] > 1.9 * size  # policy and reference
+    assert used["full"]["trained"] > 1.9 * size

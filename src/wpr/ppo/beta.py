@@ -48,27 +48,29 @@ class ScheduledBeta:
 
 
 class AdaptiveBeta:
-    """Multiplicative steering: a divergence above its target raises beta, one below lowers it.
+    """Steering in the logarithm of beta by a proportional and an integral term (a PI controller):
 
-        beta <- beta * exp( rate * clip(divergence / target - 1, -limit, limit) )
+        e = clip( log(divergence / target), -1, 1 ),     I <- I + rate * e,     log beta = log start + I + gain * e
 
-    In the logarithm this is integral control, so that beta stays positive and the way up is as fast as the way down.
+    The integral finds the beta that holds the target, whatever it is; the proportional term answers at once, and damps
+    the swings that a policy which follows beta only after many steps would otherwise be driven into.
     """
 
-    def __init__(self, start: float, target: float, rate: float, limit: float = 1.0) -> None:
-        self.target, self.rate, self.limit = target, rate, limit
-        self._beta = start
+    def __init__(self, start: float, target: float, rate: float, gain: float) -> None:
+        self.start, self.target, self.rate, self.gain = start, target, rate, gain
+        self.integral = self.error = 0.0
 
     @property
     def beta(self) -> float:
-        return self._beta
+        return self.start * math.exp(self.integral + self.gain * self.error)
 
     def update(self, divergence: float, progress: float) -> None:
-        error = divergence / self.target - 1
-        self._beta *= math.exp(self.rate * min(max(error, -self.limit), self.limit))
+        ratio = divergence / self.target
+        self.error = min(max(math.log(ratio), -1.0), 1.0) if ratio > 0 else -1.0
+        self.integral += self.rate * self.error
 
     def state_dict(self) -> dict[str, float]:
-        return {"beta": self._beta}
+        return {"integral": self.integral, "error": self.error}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self._beta = state["beta"]
+        self.integral, self.error = state["integral"], state["error"]

@@ -43,7 +43,10 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         "divergence", "What `target_divergence` is a value of: the regularizer's own divergence, or KL."
     )
     beta_rate: float = _setting(
-        0.1, "How fast beta is steered: its logarithm moves by at most this much a rollout."
+        0.05, "Steering, integral part: the logarithm of beta moves by at most this much a rollout, and stays there."
+    )
+    beta_gain: float = _setting(
+        2.0, "Steering, proportional part: its answer to the latest rollout, at most this much, which damps swings."
     )
 
     # Rollouts
@@ -110,6 +113,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         limits = {
             "beta": (self.beta >= 0, "0 or more"),
             "beta_rate": (self.beta_rate > 0, positive),
+            "beta_gain": (self.beta_gain >= 0, "0 or more"),
             "responses_per_prompt": (self.responses_per_prompt >= 1, count),
             "max_prompt_length": (self.max_prompt_length >= 1, count),
             "max_new_tokens": (self.max_new_tokens >= 1, count),

@@ -142,7 +142,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
     def _reset(self) -> None:
         args = self.args
         self.beta: BetaController = (
-            AdaptiveBeta(args.beta, args.target_divergence, args.beta_rate)
+            AdaptiveBeta(args.beta, args.target_divergence, args.beta_rate, args.beta_gain)
             if args.target_divergence is not None
             else ScheduledBeta(args.beta, args.beta if args.beta_end is None else args.beta_end, args.beta_schedule)
         )
@@ -391,9 +391,20 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         return str(self.processing_class.decode(tokens.tolist()))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Policy and critic by themselves, so that a critic far from its target does not silence the policy. DeepSpeed
+        clips both together, inside its engine.
+        """
         if self.step_left_out:
             return torch.zeros((), device=self.args.device)
-        return super()._clip_grad_norm(model)
+        if self.is_deepspeed_enabled:
+            return super()._clip_grad_norm(model)
+        norms = []
+        for part in ("policy", "critic"):
+            chosen = [p for name, p in self._unwrapped().named_parameters() if name.startswith("policy.") == (part == "policy")]
+            norm = self.accelerator.clip_grad_norm_(chosen, self.args.max_grad_norm)
+            norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP: of sharded gradients
+            self.metrics.add(f"{part}_grad_norm", float(norms[-1]))
+        return torch.stack(norms).norm()
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The last look before the optimizer's step: gradients that are not finite are refused too."""
