@@ -8,7 +8,19 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "wpr"
-LAYERS = ["transport", "regularizers", "ppo", "rewards", "data", "evaluation", "analysis", "report", "pipeline", "cli"]
+LAYERS = [
+    "transport",
+    "regularizers",
+    "language_models",
+    "rewards",
+    "ppo",
+    "data",
+    "evaluation",
+    "analysis",
+    "report",
+    "pipeline",
+    "cli",
+]
 """From the bottom up: a layer imports none that stands after it."""
 
 

@@ -1,5 +1,7 @@
 """Align language models while keeping them close in meaning to a reference model."""
 
+from typing import TYPE_CHECKING, Any
+
 from wpr.regularizers import (
     Alpha,
     ChiSquared,
@@ -16,6 +18,9 @@ from wpr.regularizers import (
 from wpr.transport.geometry import TokenGeometry, token_frequencies
 from wpr.transport.geometry_file import GeometryFileError
 
+if TYPE_CHECKING:
+    from wpr.ppo import PPOConfig, PPOTrainer
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -24,6 +29,8 @@ __all__ = [
     "ForwardKL",
     "GeometryFileError",
     "JensenShannon",
+    "PPOConfig",
+    "PPOTrainer",
     "Regularizer",
     "RegularizerOutput",
     "ReverseKL",
@@ -34,3 +41,12 @@ __all__ = [
     "make_regularizer",
     "token_frequencies",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The trainer needs transformers, and is imported when it is asked for."""
+    if name in ("PPOConfig", "PPOTrainer"):
+        import wpr.ppo
+
+        return getattr(wpr.ppo, name)
+    raise AttributeError(f"module 'wpr' has no attribute {name!r}")

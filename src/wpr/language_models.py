@@ -3,8 +3,8 @@ the positions that are wanted, a few at a time.
 
 Notation for shapes: ``B`` sequences, ``T`` tokens a sequence, ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 
-Logits of a whole batch are the largest tensor of RLHF by far: 64 responses of 128 tokens over 256,000 tokens are 4 GB in
-bf16 for one model. Splitting the forward pass lets the caller hold a slice of them at a time.
+Logits of a whole batch are the largest tensor of RLHF by far: 64 responses of 128 tokens over 256,000 tokens are 4 GB
+in bf16 for one model. Splitting the forward pass lets the caller hold a slice of them at a time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def check_split(model: Module) -> None:
     whole = plain(input_ids=ids, attention_mask=mask, use_cache=False).logits[0].float()
     split = logits_of(plain, hidden_states(plain, ids, mask)[0]).float()
     plain.train(training)
-    whole, split = whole.nan_to_num(), split.nan_to_num()  # a broken model is met later, where it can be told which token
+    whole, split = (
+        whole.nan_to_num(),
+        split.nan_to_num(),
+    )  # a broken model is met later, where it can be told which token
     if not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
         raise ValueError(
             f"{type(plain).__name__} does something between its head and its logits that wpr does not know (largest "

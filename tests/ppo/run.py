@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--regularizer", default="semantic")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--reference", type=Path, help="a folder; loaded after the settings are made, as ZeRO-3 asks for")
+    parser.add_argument(
+        "--reference", type=Path, help="a folder; loaded after the settings are made, as ZeRO-3 asks for"
+    )
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

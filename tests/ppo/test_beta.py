@@ -23,7 +23,9 @@ def test_schedules_end_where_they_say() -> None:
 
 
 def test_adaptive_beta_finds_the_target() -> None:
-    """A policy whose divergence falls with beta, D = 1 / (1 + 10 beta), and follows it slowly: 0.2 is met at beta = 0.4."""
+    """A policy whose divergence falls with beta, D = 1 / (1 + 10 beta), and follows it slowly: 0.2 is met at beta =
+    0.4.
+    """
     beta, divergence = AdaptiveBeta(0.01, target=0.2, rate=0.05, gain=2.0), 0.0
     for _ in range(600):
         divergence += 0.1 * (1 / (1 + 10 * beta.beta) - divergence)

@@ -75,7 +75,9 @@ def test_a_lora_critic_too(tmp_path: Path) -> None:
     critic = peft.get_peft_model(
         tiny.critic(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS", modules_to_save=["score"])
     )
-    trainer = tiny.trainer(tmp_path, parts={"peft_config": LORA, "critic": critic}, max_steps=3, gradient_checkpointing=True)
+    trainer = tiny.trainer(
+        tmp_path, parts={"peft_config": LORA, "critic": critic}, max_steps=3, gradient_checkpointing=True
+    )
     trainer.train()
     trainer.save_model()
     assert (tmp_path / "critic" / "adapter_model.safetensors").exists()
@@ -87,47 +89,14 @@ def test_prompt_tuning_is_refused(tmp_path: Path) -> None:
         tiny.trainer(tmp_path, parts={"peft_config": config})
 
 
-MEASURE = """
-import ctypes, gc, json, sys, torch
-from pathlib import Path
-import peft
-from tests.ppo import tiny
-from wpr.ppo import PPOTrainer
-
-wide = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=8000)
-def resident():
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is given back
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-class Peak(tiny.TrainerCallback):
-    top = 0
-    def on_substep_end(self, *args, **kwargs): Peak.top = max(Peak.top, resident())
-    on_step_end = on_substep_end
-
-config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if sys.argv[2] == "lora" else None
-tiny.trainer(sys.argv[1], regularizer="semantic", parts={"peft_config": config}, share_backbone=True, max_steps=1).train()
-start = resident()  # once everything that is ever imported is
-policy = tiny.policy(**wide)
-size = sum(p.numel() * p.element_size() for p in policy.parameters())
-trainer = tiny.trainer(
-    sys.argv[1], regularizer="semantic", build=lambda: policy, parts={"peft_config": config, "callbacks": [Peak()]},
-    share_backbone=True, max_steps=2, optim="sgd", per_device_train_batch_size=2, max_new_tokens=4,
-)
-built = resident()
-trainer.train()
-print(json.dumps({"weights": size, "built": built - start, "trained": Peak.top - start}))
-"""
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_one_copy_of_the_base_weights_in_memory(tmp_path: Path) -> None:
-    """Measured, in processes of their own: a LoRA run needs one copy of the weights, a full run one more for the reference
-    (and gradients).
+    """Measured, in processes of their own: a LoRA run needs one copy of the weights, a full run one more for the
+    reference (and gradients).
     """
     used = {}
     for kind in ("lora", "full"):
-        command = [sys.executable, "-c", MEASURE, str(tmp_path / kind), kind]
+        command = [sys.executable, "-m", "tests.ppo.memory", str(tmp_path / kind), kind]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         used[kind] = json.loads(done.stdout.strip().splitlines()[-1])

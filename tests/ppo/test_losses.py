@@ -41,7 +41,9 @@ def test_policy_gradient_where_the_ratio_is_one_is_the_advantage() -> None:
 
 def test_no_gradient_beyond_the_clip() -> None:
     new = torch.tensor([[1.0, 1.0]], requires_grad=True)
-    policy_loss(new, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool), 0.2)[0].backward()
+    policy_loss(new, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool), 0.2)[
+        0
+    ].backward()
     assert new.grad[0, 0] == 0  # already likelier than the clip allows, and rewarded
     assert new.grad[0, 1] > 0  # likelier although punished: pulled back
 

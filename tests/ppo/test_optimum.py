@@ -47,7 +47,9 @@ class TableReward:
         return self.rewards[completions.input_ids[:, -1]]
 
 
-def train_bandit(folder: Path, policy: Any, rewards: np.ndarray, regularizer: Regularizer, **changes: Any) -> np.ndarray:
+def train_bandit(
+    folder: Path, policy: Any, rewards: np.ndarray, regularizer: Regularizer, **changes: Any
+) -> np.ndarray:
     """The distribution that PPO ends with."""
     trainer = tiny.trainer(
         folder, TableReward(rewards), regularizer, lambda: policy,

@@ -218,8 +218,8 @@ def test_geometries_of_all_kinds_give_finite_penalties(vocabulary: int, size: in
     tokens = policy.argmax(-1)
     out = regularizer(policy, reference, tokens)
     assert out.penalty.isfinite().all()
-    # A debiased divergence is non-negative where its kernel is positive semi-definite. The radius rule can cut edges between
-    # near-duplicates, and then it is not (docs/numerics.md, "When the divergence can be negative").
+    # A debiased divergence is non-negative where its kernel is positive semi-definite. The radius rule can cut edges
+    # between near-duplicates, and then it is not (docs/numerics.md, "When the divergence can be negative").
     support = regularizer.support(policy, reference, tokens)
     kernel = (-regularizer.settings.lam * geometry.cost(support.ids).double()).exp()
     definite = torch.linalg.eigvalsh(kernel)[:, 0] > -1e-6

@@ -15,7 +15,7 @@ def test_batches_are_the_whole(batches: list[list[float]]) -> None:
     moments = RunningMoments()
     for batch in batches:
         moments.update(torch.tensor(batch, dtype=torch.float64))
-    everything = torch.tensor(sum(batches, []), dtype=torch.float64)
+    everything = torch.tensor([value for batch in batches for value in batch], dtype=torch.float64)
     assert moments.mean == pytest.approx(float(everything.mean()), abs=1e-9)
     assert moments.squares == pytest.approx(float((everything - everything.mean()).square().sum()), abs=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ TEXTS = [("w5", "w6 w7"), ("w8 w9 w10", "w11"), ("w12", "w7 w7 w7")]
 
 
 def test_function_with_columns() -> None:
-    reward = FunctionReward(lambda prompts, responses, bonus: [b + len(r) for r, b in zip(responses, bonus, strict=True)])
+    reward = FunctionReward(
+        lambda prompts, responses, bonus: [b + len(r) for r, b in zip(responses, bonus, strict=True)]
+    )
     assert reward(completions(TEXTS, bonus=[1, 2, 3])).tolist() == [6.0, 5.0, 11.0]
 
 
@@ -59,11 +62,11 @@ def test_a_model_scores_each_row_as_if_alone() -> None:
 def test_a_model_with_a_tokenizer_of_its_own() -> None:
     """Texts are tokenized again; here the tokenizer is the same, so the scores are too."""
     model, batch = tiny.critic(), completions(TEXTS)
-    spaced = Completions([p + " " for p in batch.prompts], *(getattr(batch, n) for n in ("responses", "input_ids", "attention_mask", "last")))  # fmt: skip
-    own = RewardModel(model, tokenizer=tiny.tokenizer())(spaced)
-    assert torch.allclose(own, RewardModel(model)(batch), atol=1e-5)
-    chat = Completions([[{"role": "user", "content": p}] for p in batch.prompts], batch.responses, batch.input_ids, batch.attention_mask, batch.last)  # fmt: skip
-    assert torch.allclose(RewardModel(model, tokenizer=tiny.tokenizer())(chat), own, atol=1e-5)
+    expected = RewardModel(model)(batch)
+    spaced = replace(batch, prompts=[prompt + " " for prompt in batch.prompts])
+    assert torch.allclose(RewardModel(model, tokenizer=tiny.tokenizer())(spaced), expected, atol=1e-5)
+    chat = replace(batch, prompts=[[{"role": "user", "content": prompt}] for prompt in batch.prompts])
+    assert torch.allclose(RewardModel(model, tokenizer=tiny.tokenizer())(chat), expected, atol=1e-5)
 
 
 def test_weighted_sums_and_what_users_pass() -> None:

@@ -1,7 +1,7 @@
 """Policy and critic as one module, so that DDP, FSDP and DeepSpeed wrap and shard them like any model.
 
-Notation for shapes: ``B`` responses, ``Q`` prompt tokens, ``L`` response tokens, ``T = Q + L``, ``P`` real response tokens of
-the batch, ``H`` hidden size, ``V`` vocabulary.
+Notation for shapes: ``B`` responses, ``Q`` prompt tokens, ``L`` response tokens, ``T = Q + L``, ``P`` real response
+tokens of the batch, ``H`` hidden size, ``V`` vocabulary.
 
 Logits are computed for response positions only, and for one slice of them at a time.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from wpr.language_models import adapter_off, hidden_states, is_peft, logits_of, plain_model, scalar_head, scores_at
 
 Visit = Callable[[slice, Tensor, Tensor | None], None]
-"""Called for each slice of positions with the policy's logits ``(p, V)`` and, where the reference is the policy without its
-adapter, the reference's.
+"""Called for each slice of positions with the policy's logits ``(p, V)`` and, where the reference is the policy
+without its adapter, the reference's.
 """
 
 WORKING_COPIES = 8
@@ -36,7 +37,9 @@ def positions_per_slice(vocabulary: int, budget_mb: float) -> int:
 
 
 class ActorCritic(nn.Module):
-    """A causal LM and a critic: a sequence classifier read at every position, or a linear head on the policy's states."""
+    """A causal LM and a critic: a sequence classifier read at every position, or a linear head on the policy's
+    states.
+    """
 
     def __init__(self, policy: Any, critic: Any | None) -> None:
         """``critic=None`` shares the policy's backbone: a linear value head on its last hidden states, initially 0."""
@@ -65,8 +68,8 @@ class ActorCritic(nn.Module):
 
         input_ids, attention_mask: ``(B, T)``; mask: ``(B, L)``, True on real response tokens.
         slices: in how many parts the logits are computed. Under sharding all processes must say the same.
-        visit: if given, it is handed every slice's logits, at temperature 1, and log-probabilities are left to it (zeros
-            are returned).
+        visit: if given, it is handed every slice's logits, at temperature 1, and log-probabilities are left to it
+            (zeros are returned).
         """
         length = mask.shape[1]
         start = input_ids.shape[1] - length
@@ -85,9 +88,7 @@ class ActorCritic(nn.Module):
             log_probs = log_probs.masked_scatter(mask, torch.cat(parts))
         return log_probs, values
 
-    def _values(
-        self, states: Tensor, input_ids: Tensor, attention_mask: Tensor, start: int, length: int
-    ) -> Tensor:
+    def _values(self, states: Tensor, input_ids: Tensor, attention_mask: Tensor, start: int, length: int) -> Tensor:
         if hasattr(self, "value_head"):
             return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()  # type: ignore[no-any-return]
         critic_states = hidden_states(self.critic, input_ids, attention_mask)
@@ -173,9 +174,9 @@ class ActorCritic(nn.Module):
 
 
 def slices_of(count: int, slices: int) -> Iterator[slice]:
-    """``slices`` contiguous parts of ``count`` positions, as equal as can be; some are empty if there are more parts than
-    positions.
+    """``slices`` contiguous parts of ``count`` positions, as equal as can be; some are empty if there are more parts
+    than positions.
     """
     bounds = [math.floor(count * part / slices) for part in range(slices + 1)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         yield slice(start, stop)

@@ -1,7 +1,7 @@
 """From scores and penalties to advantages: pure functions.
 
-Notation for shapes: ``B`` responses, ``L`` response tokens; ``mask`` ``(B, L)`` is True on real tokens, which stand first
-in each row. Values outside the mask are ignored and returned as 0.
+Notation for shapes: ``B`` responses, ``L`` response tokens; ``mask`` ``(B, L)`` is True on real tokens, which stand
+first in each row. Values outside the mask are ignored and returned as 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def whiten(values: Tensor, mask: Tensor, reduce: Reduce = lambda total: total) -
     count, total = reduce(torch.stack([real.new_tensor(real.numel()), real.sum()]))
     mean = total / count.clamp_min(1)
     variance = reduce((real - mean).square().sum()) / count.clamp_min(1)
-    whitened = (values.double() - mean) / (variance + 1e-8).sqrt()
+    whitened: Tensor = (values.double() - mean) / (variance + 1e-8).sqrt()
     return whitened.to(values.dtype).masked_fill(~mask, 0)
 
 

@@ -24,7 +24,9 @@ class BetaController(Protocol):
 
 
 class ScheduledBeta:
-    """From ``start`` to ``end`` over training, in a straight line or along half a cosine; constant if they are equal."""
+    """From ``start`` to ``end`` over training, in a straight line or along half a cosine; constant if they are
+    equal.
+    """
 
     def __init__(self, start: float, end: float, shape: BetaSchedule = "linear") -> None:
         self.start, self.end, self.shape = start, end, shape

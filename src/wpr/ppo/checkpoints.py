@@ -1,10 +1,10 @@
 """What a checkpoint folder holds beyond the Trainer's own files, and which folders are whole.
 
-    checkpoint-<step>/                the policy, as an ordinary transformers (or PEFT adapter) folder
-        critic/                       the critic, as an ordinary sequence-classification folder
-        value_head.safetensors        or, with a shared backbone, its head
-        ppo_state_<rank>.pt           beta, running moments, metrics, and the rollout if it is not used up yet
-        trainer_state.json            written last, once all processes are done: a folder that has it is whole
+checkpoint-<step>/                the policy, as an ordinary transformers (or PEFT adapter) folder
+    critic/                       the critic, as an ordinary sequence-classification folder
+    value_head.safetensors        or, with a shared backbone, its head
+    ppo_state_<rank>.pt           beta, running moments, metrics, and the rollout if it is not used up yet
+    trainer_state.json            written last, once all processes are done: a folder that has it is whole
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def last_complete_checkpoint(output_dir: Path) -> Path | None:
 
 
 def save_parts(model: ActorCritic, folder: Path, state: dict[str, Tensor] | None) -> None:
-    """Policy and critic as folders that ``from_pretrained`` reads. ``state`` is the whole module's, where its own weights
-    are in parts.
+    """Policy and critic as folders that ``from_pretrained`` reads. ``state`` is the whole module's, where its own
+    weights are in parts.
     """
     with _quiet():
         model.policy.save_pretrained(folder, state_dict=_part(state, "policy."))

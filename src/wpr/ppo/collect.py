@@ -1,6 +1,7 @@
 """One rollout: draw responses, let every model look at them once, score them.
 
-Notation for shapes: ``B`` responses of this process, ``Q`` prompt tokens, ``L`` response tokens, ``P`` real response tokens.
+Notation for shapes: ``B`` responses of this process, ``Q`` prompt tokens, ``L`` response tokens, ``P`` real response
+    tokens.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, model: ActorCritic, batch: Mapping[str, Any], number: int, first: int) -> Experience | Fault:
-        """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the global
-        batch. What goes wrong on this process is returned, once every process has run the same layers.
+        """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the
+        global batch. What goes wrong on this process is returned, once every process has run the same layers.
         """
         model.eval()
         times = self.config.responses_per_prompt
@@ -247,4 +248,3 @@ def _find_bad_score(scores: Tensor, completions: Completions) -> Fault | None:
         row,
         values={"score": scores[row].item()},
     )
-

@@ -60,12 +60,12 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     logprob_temperature: float = _setting(
         1.0,
         "Temperature of the distributions that are trained and compared. 1, as in the paper, trains the model's own "
-        "distribution with samples of a sharper one; set it to `temperature` to train the distribution that is sampled.",
+        "distribution with samples of a sharper one; set it to `temperature` to train what is sampled.",
     )
     missing_eos_penalty: float | None = _setting(
         None, "Subtracted from the score of a response that did not end by itself."
     )
-    stop_token_ids: list[int] | None = _setting(
+    stop_token_ids: list[int] | None = _setting(  # noqa: RUF009 (a field, by another name)
         None, "Tokens that end a response; by default the model's and the tokenizer's end-of-sequence tokens."
     )
 
@@ -101,7 +101,8 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
 
     # Faults and logs
     max_skipped_rollouts: int = _setting(
-        0, "How many rollouts with a fault (non-finite numbers, a failing reward) may be left out; 0: stop at the first."
+        0,
+        "How many rollouts with a fault (non-finite numbers, a failing reward) may be left out; 0: stop at the first.",
     )
     log_completions: int = _setting(4, "Responses shown and written to `completions/` at a time; 0: none.")
     log_completions_steps: int = _setting(10, "Every so many rollouts.")

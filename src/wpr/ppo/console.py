@@ -1,4 +1,6 @@
-"""How a run shows itself: a rich progress bar in a terminal, plain lines elsewhere, and sampled responses as a table."""
+"""How a run shows itself: a rich progress bar in a terminal, plain lines elsewhere, and sampled responses as a
+table.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ SHOWN = ("score", "kl", "divergence", "entropy", "response_length", "eos_share",
 class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
     """Progress of a run, on the main process."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, bar: bool = True) -> None:
         self.console = console or Console(stderr=True)
+        self.bar = bar and self.console.is_terminal
         self.progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar at the step that the run starts or resumes from."""
-        if not state.is_world_process_zero or not self.console.is_terminal:
+        if not state.is_world_process_zero or not self.bar:
             return
         self.progress = Progress(
             TextColumn("ppo"),

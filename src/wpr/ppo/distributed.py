@@ -68,7 +68,9 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
     broadcast_object_list(measured)
     if isinstance(measured[0], Exception):
         raise measured[0]
-    here = {name: part.to(weight.device) if isinstance(part, Tensor) else part for name, part in measured[0].items()}
+    here: dict[str, Any] = {
+        name: part.to(weight.device) if isinstance(part, Tensor) else part for name, part in measured[0].items()
+    }
     return TokenGeometry(embeddings=weight, metric=resolve_metric(options.get("metric", "euclidean")), **here)
 
 

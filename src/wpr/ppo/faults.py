@@ -29,7 +29,7 @@ class Fault:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-class TrainingFault(RuntimeError):
+class TrainingFault(RuntimeError):  # noqa: N818 (a fault of the run, not of the program)
     """Training was stopped before a bad number could reach the weights. ``path`` is the file that tells about it."""
 
     def __init__(self, message: str, path: Path | None) -> None:

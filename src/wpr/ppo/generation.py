@@ -123,8 +123,8 @@ class TransformersGeneration:
 
 @contextmanager
 def only_these_settings(model: Any, config: Any) -> Iterator[None]:
-    """Keep the model's own generation settings (a repetition penalty, for instance) out: what is not in our settings would
-    change the distribution behind the back of the importance ratios.
+    """Keep the model's own generation settings (a repetition penalty, for instance) out: what is not in our settings
+    would change the distribution behind the back of the importance ratios.
     """
     own, model.generation_config = model.generation_config, config
     try:
@@ -136,8 +136,8 @@ def only_these_settings(model: Any, config: Any) -> Iterator[None]:
 class SeededChoice:
     """A logits processor that draws the token: the distribution's quantile at a uniform number of the response's own.
 
-    The last processor of the chain. Token v is drawn where ``F(v-1) <= u < F(v)``, F the cumulative probability, so that
-    tokens of probability 0 never are. All other tokens are left at -inf for the greedy step that follows.
+    The last processor of the chain. Token v is drawn where ``F(v-1) <= u < F(v)``, F the cumulative probability, so
+    that tokens of probability 0 never are. All other tokens are left at -inf for the greedy step that follows.
     """
 
     def __init__(self, seeds: Sequence[int], length: int, input_ids: Tensor) -> None:

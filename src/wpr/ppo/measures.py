@@ -50,7 +50,9 @@ def measure(
     temperature: float = 1.0,
     first: int = 0,
 ) -> Measures:
-    """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for errors."""
+    """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for
+    errors.
+    """
     if temperature != 1.0:
         policy_logits, reference_logits = policy_logits / temperature, reference_logits / temperature
     parts = []

@@ -13,8 +13,8 @@ from torch.utils.data import Sampler
 class PromptCollator:
     """Rows with a ``prompt`` (text, or chat messages) or ready ``input_ids`` to one batch.
 
-    The batch has ``input_ids`` and ``attention_mask`` ``(B, Q)`` padded on the left, ``prompts`` as they were given, and
-    ``columns``, the other columns by name.
+    The batch has ``input_ids`` and ``attention_mask`` ``(B, Q)`` padded on the left, ``prompts`` as they were given,
+    and ``columns``, the other columns by name.
     """
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
@@ -42,17 +42,17 @@ class PromptCollator:
     def tokens(self, row: Mapping[str, Any]) -> list[int]:
         """Token ids of one row's prompt."""
         if "input_ids" in row:
-            ids = row["input_ids"]
-            ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+            found = row["input_ids"]
+            found = found.tolist() if hasattr(found, "tolist") else found
         elif "prompt" not in row:
             raise ValueError(f"a dataset row has the columns {sorted(row)}; it needs 'prompt' or 'input_ids'")
         elif isinstance(row["prompt"], str):
-            ids = self.tokenizer(row["prompt"])["input_ids"]
+            found = self.tokenizer(row["prompt"])["input_ids"]
         else:
-            ids = self.tokenizer.apply_chat_template(
+            found = self.tokenizer.apply_chat_template(
                 row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
             )["input_ids"]
-        ids = ids[-self.max_length :]
+        ids: list[int] = list(found)[-self.max_length :]
         if not ids and getattr(self.tokenizer, "bos_token_id", None) is not None:
             ids = [self.tokenizer.bos_token_id]
         if not ids:
@@ -66,9 +66,9 @@ class PromptCollator:
 class RolloutSampler(Sampler[int]):
     """Indices of prompts in groups of one rollout, each group repeated for all of the rollout's micro-batches.
 
-    The Trainer asks for a batch per micro-batch; a rollout's prompts come with each of them, and only the first is used.
-    So step counts, resuming and the sharding of batches over processes are the Trainer's own. Every group is whole:
-    prompts that are left over at the end of an epoch wait for the next, whose order is another one.
+    The Trainer asks for a batch per micro-batch; a rollout's prompts come with each of them, and only the first is
+    used. So step counts, resuming and the sharding of batches over processes are the Trainer's own. Every group is
+    whole: prompts that are left over at the end of an epoch wait for the next, whose order is another one.
     """
 
     def __init__(self, dataset: Sized, group: int, repeats: int, shuffle: bool, seed: int) -> None:

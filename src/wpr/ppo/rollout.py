@@ -1,7 +1,8 @@
 """What one rollout holds: prompts, responses, and what the models say of every response token.
 
-Notation for shapes: ``B`` responses, ``Q`` prompt tokens (padded on the left), ``L`` response tokens (padded on the right),
-``T = Q + L``. Response token t stands at index ``Q + t`` and is predicted from the state at index ``Q + t - 1``.
+Notation for shapes: ``B`` responses, ``Q`` prompt tokens (padded on the left), ``L`` response tokens (padded on the
+right), ``T = Q + L``. Response token t stands at index ``Q + t`` and is predicted from the state at index ``Q + t -
+1``.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def trim(input_ids: Tensor, attention_mask: Tensor, mask: Tensor) -> tuple[Tenso
 
 
 def join(prompts: Prompts, responses: Responses) -> tuple[Tensor, Tensor]:
-    """Prompt and response as one sequence: ids and attention mask ``(B, T)``. Padding holds token 0, which nobody sees."""
+    """Prompt and response as one sequence: ids and attention mask ``(B, T)``. Padding holds token 0, which nobody
+    sees.
+    """
     tokens = responses.tokens.masked_fill(~responses.mask, 0)
     mask = torch.cat([prompts.attention_mask.long(), responses.mask.long()], -1)
     return torch.cat([prompts.input_ids, tokens], -1), mask

@@ -1,14 +1,13 @@
 """`PPOTrainer`: PPO with a critic, under any policy regularizer, as a transformers Trainer.
 
-The Trainer's loop is left as it is: it asks for micro-batches, accumulates gradients, steps the optimizer, logs, saves and
-resumes. A *rollout* spans several of its micro-batches: at the first of them responses are drawn and measured
+The Trainer's loop is left as it is: it asks for micro-batches, accumulates gradients, steps the optimizer, logs, saves
+and resumes. A *rollout* spans several of its micro-batches: at the first of them responses are drawn and measured
 (`collect.Collector`), and each one then learns from its share of them. `docs/ppo.md` has the formulas.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback
 
-from wpr.language_models import check_split, is_partitioned, is_peft, plain_model, without_dropout
+from wpr.language_models import check_split, is_partitioned, is_peft, without_dropout
 from wpr.ppo import checkpoints
 from wpr.ppo.actor_critic import ActorCritic
+from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
 from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
 from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.console import ConsoleCallback, report_table, write_completions
-from wpr.ppo.distributed import build_geometry_once, is_sharded, largest, place_frozen, sum_over_processes, whole_embeddings
+from wpr.ppo.distributed import (
+    is_sharded,
+    largest,
+    place_frozen,
+    sum_over_processes,
+)
 from wpr.ppo.faults import Fault, TrainingFault, write_fault
-from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
+from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
+from wpr.ppo.parts import check_vocabularies, load_critic, load_policy, place_regularizer, sampling_of
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
 from wpr.ppo.rollout import Rollout
-from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
-from wpr.regularizers.wasserstein import PRESETS, Preset
+from wpr.regularizers import Regularizer
 from wpr.rewards import RunningMoments, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
@@ -43,7 +48,7 @@ EVALUATION = 1 << 40
 """Rollout number of evaluations: every one draws with the same seeds, which no training rollout has."""
 
 
-class PPOTrainer(Trainer):  # type: ignore[misc]
+class PPOTrainer(ActorCriticTrainer):
     """Algorithm 2 of the paper, for any `Regularizer`.
 
     Example::
@@ -80,7 +85,8 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             `Wasserstein` on the reference's own embeddings, others are those of `make_regularizer`.
         reference: None is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
         critic: a sequence-classification model with one label, or its folder; None with ``args.share_backbone``.
-        train_dataset: rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward functions.
+        train_dataset: rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward
+            functions.
         processing_class: the tokenizer; by default that of ``model``'s folder.
         generation: where responses come from; by default transformers' ``generate``.
         """
@@ -90,15 +96,15 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             from transformers import AutoTokenizer
 
             processing_class = AutoTokenizer.from_pretrained(model)
-        policy = _load_policy(model, peft_config)
-        critic = _load_critic(critic, args)
+        policy = load_policy(model, peft_config)
+        critic = load_critic(critic, args)
         own_reference = reference is None and is_peft(policy)
         if reference is None and not own_reference:
             if is_partitioned(policy):
                 raise ValueError("under ZeRO-3 the reference cannot be copied from the policy; pass reference=")
             reference = copy.deepcopy(policy)
         elif isinstance(reference, str):
-            reference = _load_policy(reference, None)
+            reference = load_policy(reference, None)
         actor_critic = ActorCritic(policy, critic)
         actor_critic.own_reference = own_reference
         if args.disable_dropout:
@@ -114,27 +120,26 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False  # the loss is a mean over tokens that `compute_loss` counts itself
-        self.console = ConsoleCallback()
+        self.console = ConsoleCallback(bar=not args.disable_tqdm)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
-        if not args.disable_tqdm or args.logging_steps:
-            self.add_callback(self.console)
+        self.add_callback(self.console)
 
         device = self.accelerator.device
         check_split(policy)
         self.reference = None if own_reference else place_frozen(reference, self.accelerator)
         if self.reference is not None:
             check_split(self.reference)
-            _same_vocabulary(policy, self.reference)
+            check_vocabularies(policy, self.reference)
         self.reward = as_reward(reward)
         if hasattr(self.reward, "to"):
             self.reward.to(device)
-        self.regularizer = self._place_regularizer(regularizer, policy if own_reference else self.reference)
+        self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
         self.stopwatch = Stopwatch(device)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
-            _sampling(args, policy, processing_class), self.stopwatch,
+            sampling_of(args, policy, processing_class), self.stopwatch,
         )  # fmt: skip
         self.sum = sum_over_processes(self.accelerator)
         self._reset()
@@ -158,29 +163,6 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         self.update_tokens = 1.0
         self._resume_from: Path | None = None
 
-    def _place_regularizer(self, regularizer: Regularizer | str, reference: Any) -> Regularizer:
-        """On this process's device; a geometry made from the reference's embeddings uses them in place."""
-        weight = whole_embeddings(plain_model(reference))
-        if isinstance(regularizer, str):
-            if regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
-                return make_regularizer(regularizer)
-            preset: Preset = "paper" if regularizer == "paper" else "semantic"
-            # The paper's k1 and k2, or all there is.
-            geometry = build_geometry_once(weight, self.accelerator, neighbours=min(512, len(weight) - 1))
-            regularizer = Wasserstein(geometry, preset, k2=min(PRESETS[preset].k2, len(weight)))
-        if isinstance(regularizer, Wasserstein):
-            geometry = regularizer.geometry
-            if geometry.vocabulary != weight.shape[0]:
-                raise ValueError(
-                    f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
-                    "build it with TokenGeometry.from_model(reference)"
-                )
-            moved = geometry.to(self.accelerator.device)
-            if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
-                moved = dataclasses.replace(moved, embeddings=weight)
-            return regularizer.with_geometry(moved)
-        return regularizer
-
     # ---- the loop ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -194,24 +176,6 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             return super().train(resume_from_checkpoint=None if folder is None else str(folder), **kwargs)
         finally:
             self.console.close()
-
-    def _resolve_checkpoint(self, resume: str | bool | None) -> Path | None:
-        if not resume:
-            return None
-        if resume is True:
-            folder = checkpoints.last_complete_checkpoint(Path(self.args.output_dir))
-            if folder is None:
-                raise ValueError(
-                    f"no whole checkpoint in {self.args.output_dir}; call train() without resume_from_checkpoint"
-                )
-            return folder
-        folder = Path(resume)
-        if not checkpoints.is_complete(folder):
-            raise ValueError(
-                f"{folder} is not a whole checkpoint (its trainer_state.json is missing or damaged); use "
-                "resume_from_checkpoint=True for the newest whole one"
-            )
-        return folder
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch: at a rollout's first, collect it; then learn from the micro-batch's share of it."""
@@ -255,7 +219,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         """The PPO loss of one micro-batch, as its share of the mean over all tokens of the update."""
         batch: Rollout = inputs["micro_batch"]
         args = self.args
-        slices = self.collector.slices(int(batch.mask.sum()), self._unwrapped())
+        slices = self.collector.slices(int(batch.mask.sum()), self.actor_critic)
         log_probs, values = model(
             batch.input_ids, batch.attention_mask, batch.mask, temperature=args.logprob_temperature, slices=slices
         )
@@ -271,7 +235,8 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         self.update_sums["approx_kl"] = self.update_sums.get("approx_kl", 0.0) + float(sums["approx_kl"])
         # Processes' gradients are averaged and the Trainer divides by the micro-batches: both are undone here.
         scale = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        return total * scale
+        scaled: Tensor = total * scale
+        return scaled
 
     def _begin_rollout(self, inputs: dict[str, Any]) -> None:
         """Draw responses, measure them, and turn scores and penalties into advantages."""
@@ -280,7 +245,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         number = self.state.global_step // args.steps_per_rollout
         inputs = self._prepare_inputs(inputs)
         first = self.accelerator.process_index * args.responses_per_device
-        result = self.collector.collect(self._unwrapped(), inputs, number, first)
+        result = self.collector.collect(self.actor_critic, inputs, number, first)
         if self._refuse(result if isinstance(result, Fault) else None):
             return
         assert isinstance(result, Experience)
@@ -298,7 +263,9 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         )  # fmt: skip
         measured = getattr(result.measures, args.target_measure)
         total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
-        self.beta.update(total / max(count, 1), (self.state.global_step + args.steps_per_rollout) / self.state.max_steps)
+        self.beta.update(
+            total / max(count, 1), (self.state.global_step + args.steps_per_rollout) / self.state.max_steps
+        )
         if args.log_completions and number % args.log_completions_steps == 0:
             self._log_completions(result)
 
@@ -340,9 +307,6 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         self.metrics.add("early_stop", float(far))
         self.idle = far
 
-    def _unwrapped(self) -> ActorCritic:
-        return self.model  # type: ignore[no-any-return]
-
     # ---- faults ----
 
     def _refuse(self, fault: Fault | None) -> bool:
@@ -351,9 +315,11 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             return False
         path = None
         if fault is not None:
-            path = write_fault(fault, Path(self.args.output_dir), self.state.global_step, self.args.process_index)
+            path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index)
         self.skipped += 1
-        told = f"{fault.message}; written to {path}" if fault else "another process met a fault; see its file in faults/"
+        told = (
+            f"{fault.message}; written to {path}" if fault else "another process met a fault; see its file in faults/"
+        )
         if self.skipped > self.args.max_skipped_rollouts:
             raise TrainingFault(
                 f"step {self.state.global_step}: {told}. No step was taken; the checkpoints in "
@@ -391,20 +357,12 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         return str(self.processing_class.decode(tokens.tolist()))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """Policy and critic by themselves, so that a critic far from its target does not silence the policy. DeepSpeed
-        clips both together, inside its engine.
-        """
         if self.step_left_out:
             return torch.zeros((), device=self.args.device)
-        if self.is_deepspeed_enabled:
-            return super()._clip_grad_norm(model)
-        norms = []
-        for part in ("policy", "critic"):
-            chosen = [p for name, p in self._unwrapped().named_parameters() if name.startswith("policy.") == (part == "policy")]
-            norm = self.accelerator.clip_grad_norm_(chosen, self.args.max_grad_norm)
-            norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP: of sharded gradients
-            self.metrics.add(f"{part}_grad_norm", float(norms[-1]))
-        return torch.stack(norms).norm()
+        norm = super()._clip_grad_norm(model)
+        for name, value in self.part_norms.items():
+            self.metrics.add(name, value)
+        return norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The last look before the optimizer's step: gradients that are not finite are refused too."""
@@ -425,9 +383,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
 
     # ---- logs ----
 
-    def _note_rollout(
-        self, result: Experience, scores: Tensor, rewards: Tensor, returns: Tensor, beta: float
-    ) -> None:
+    def _note_rollout(self, result: Experience, scores: Tensor, rewards: Tensor, returns: Tensor, beta: float) -> None:
         add, measures = self.metrics.add, result.measures
         lengths = result.mask.sum(-1)
         add("score", result.scores)
@@ -441,7 +397,11 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         add("value", result.values[result.mask])
         add("beta", beta)
         add("explained_variance", float(explained_variance(result.values, returns, result.mask, self.sum)))
-        if self.args.normalize_rewards or self.args.reward_clip is not None or self.args.missing_eos_penalty is not None:
+        if (
+            self.args.normalize_rewards
+            or self.args.reward_clip is not None
+            or self.args.missing_eos_penalty is not None
+        ):
             add("score_shaped", scores)
         for name, values in measures.diagnostics.items():
             add(f"solver_{name}", values)
@@ -478,7 +438,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             }
             for row in range(min(self.args.log_completions, len(result.scores)))
         ]
-        write_completions(rows, Path(self.args.output_dir), self.state.global_step)
+        write_completions(rows, self.folder, self.state.global_step)
         self.console.show(rows, self.state.global_step)
         report_table(rows, self.state.global_step)
 
@@ -494,7 +454,7 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         first = self.accelerator.process_index * self.args.eval_batch_size * self.args.responses_per_prompt
         for batch in self.get_eval_dataloader(dataset):
             batch = self._prepare_inputs(batch)
-            result = self.collector.collect(self._unwrapped(), batch, EVALUATION, first)
+            result = self.collector.collect(self.actor_critic, batch, EVALUATION, first)
             first += self.accelerator.num_processes * self.args.eval_batch_size * self.args.responses_per_prompt
             fault = result if isinstance(result, Fault) else None
             if largest(self.accelerator, int(fault is not None)):
@@ -520,7 +480,9 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
         if self.train_dataset is None:
             raise ValueError("training needs train_dataset, rows with a 'prompt'")
         if not hasattr(self.train_dataset, "__len__"):
-            raise ValueError("a dataset without a length cannot be grouped into rollouts; load it whole, or take(n) of it")
+            raise ValueError(
+                "a dataset without a length cannot be grouped into rollouts; load it whole, or take(n) of it"
+            )
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -539,52 +501,10 @@ class PPOTrainer(Trainer):  # type: ignore[misc]
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Four groups: policy and critic, each with and without weight decay; the critic's come last."""
-        if self.optimizer is not None:
-            return self.optimizer
-        model = self.model if model is None else model
-        args = self.args
-        decayed = set(self.get_decay_parameter_names(model))
-        critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
-        groups = []
-        for is_policy, rate in ((True, args.learning_rate), (False, critic_rate)):
-            for decay in (args.weight_decay, 0.0):
-                chosen = [
-                    parameter
-                    for name, parameter in model.named_parameters()
-                    if parameter.requires_grad
-                    and name.startswith("policy.") == is_policy
-                    and (name in decayed) == (decay is args.weight_decay)
-                ]
-                if chosen:
-                    groups.append({"params": chosen, "weight_decay": decay, "lr": rate})
-        kind, options = self.get_optimizer_cls_and_kwargs(args, model)
-        self.optimizer = kind(groups, **options)
-        return self.optimizer
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoints.save_parts(self._unwrapped(), folder, state_dict)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        torch.save(self.args, folder / "training_args.bin")
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            checkpoints.load_parts(self._unwrapped(), Path(resume_from_checkpoint))
-
-    def _load_best_model(self) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            super()._load_best_model()
-        else:
-            checkpoints.load_parts(self._unwrapped(), Path(self.state.best_model_checkpoint))
-
     def _save_rng_state(self, output_dir: str) -> None:
-        """With the generators' states, the last that every process writes before the first one closes the checkpoint."""
+        """With the generators' states, the last that every process writes before the first one closes the
+        checkpoint.
+        """
         super()._save_rng_state(output_dir)
         args = self.args
         within = self.micro_batch != 0
@@ -626,61 +546,3 @@ class _LossFaultError(RuntimeError):
     def __init__(self, fault: Fault | None) -> None:
         super().__init__("the loss is not finite")
         self.fault = fault
-
-
-def _load_policy(model: Any, peft_config: Any) -> Any:
-    if isinstance(model, str):
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(model)
-    if peft_config is not None:
-        from peft import get_peft_model
-
-        model = get_peft_model(model, peft_config)
-    if is_peft(model) and model.active_peft_config.is_prompt_learning:
-        raise ValueError(
-            f"{model.active_peft_config.peft_type} changes the prompt instead of the weights, which slices of logits do "
-            "not support; use an adapter such as LoRA"
-        )
-    return model
-
-
-def _load_critic(critic: Any, args: PPOConfig) -> Any:
-    if args.share_backbone:
-        if critic is not None:
-            raise ValueError("share_backbone=True has no critic of its own; pass critic=None")
-        return None
-    if critic is None:
-        raise ValueError(
-            "PPO needs a critic: pass critic=, a sequence-classification model with one label, usually the reward "
-            "model's checkpoint, or set share_backbone=True for a value head on the policy"
-        )
-    if isinstance(critic, str):
-        from transformers import AutoModelForSequenceClassification
-
-        critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1)
-    return critic
-
-
-def _same_vocabulary(policy: Any, reference: Any) -> None:
-    sizes = [plain_model(model).config.get_text_config().vocab_size for model in (policy, reference)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"the policy has a vocabulary of {sizes[0]} tokens and the reference one of {sizes[1]}; they must be the same"
-        )
-
-
-def _sampling(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
-    eos = args.stop_token_ids
-    if eos is None:
-        own = getattr(plain_model(policy).generation_config, "eos_token_id", None)
-        found = [*(own if isinstance(own, list) else [own]), getattr(tokenizer, "eos_token_id", None)]
-        eos = sorted({token for token in found if token is not None})
-    if args.missing_eos_penalty is not None and not eos:
-        raise ValueError(
-            f"missing_eos_penalty={args.missing_eos_penalty} but neither model nor tokenizer has an end-of-sequence "
-            "token; set stop_token_ids"
-        )
-    return Sampling(
-        args.temperature, args.top_k, args.top_p, args.min_new_tokens, args.max_new_tokens, tuple(eos)
-    )

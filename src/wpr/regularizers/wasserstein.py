@@ -166,8 +166,7 @@ class Wasserstein:
         self.geometry = geometry
         self.preset: Preset = preset
         self.settings = replace(PRESETS[preset], **settings)
-        self.requested_method = method
-        self.method = resolve_method(method, geometry.embeddings.device)
+        self.method = resolve_method(method)
         if self.settings.k2 > geometry.vocabulary:
             raise ValueError(
                 f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to "
@@ -183,7 +182,7 @@ class Wasserstein:
 
     def with_geometry(self, geometry: TokenGeometry) -> Wasserstein:
         """The same regularizer on another geometry, for instance the same one on another device."""
-        return Wasserstein(geometry, self.preset, method=self.requested_method, **asdict(self.settings))
+        return Wasserstein(geometry, self.preset, method=self.method, **asdict(self.settings))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())

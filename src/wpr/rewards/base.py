@@ -50,8 +50,8 @@ class Reward(Protocol):
 
 
 def as_reward(source: Any) -> Reward:
-    """Make a `Reward` of what users have: a reward, a sequence-classification model or its folder, a function, or a list
-    of these (or of pairs with a weight), which are added.
+    """Make a `Reward` of what users have: a reward, a sequence-classification model or its folder, a function, or a
+    list of these (or of pairs with a weight), which are added.
     """
     from wpr.rewards.combined import WeightedSum
     from wpr.rewards.function import FunctionReward

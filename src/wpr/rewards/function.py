@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +18,15 @@ class FunctionReward:
 
     def __init__(self, function: ScoringFunction, name: str | None = None) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, completions: Completions) -> Tensor:
         """See `Reward.__call__`. A wrong number of scores, or something that is no number, is refused."""
         try:
-            scores = self.function(completions.prompts, completions.responses, **completions.columns)
+            given: Any = self.function(completions.prompts, completions.responses, **completions.columns)
         except Exception as error:
             raise RewardError(f"reward function {self.name!r} raised {type(error).__name__}: {error}") from error
-        scores = scores.tolist() if isinstance(scores, Tensor) else list(scores)
+        scores = given.tolist() if isinstance(given, Tensor) else list(given)
         if len(scores) != len(completions):
             raise RewardError(
                 f"reward function {self.name!r} returned {len(scores)} scores for {len(completions)} responses; "

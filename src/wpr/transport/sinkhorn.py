@@ -24,7 +24,7 @@ from wpr.transport.precision import full_precision
 LOG_TINY = {torch.float32: math.log(1e-100), torch.float64: -1000.0}
 """The least log mass. It keeps potentials small enough for their digits, and is far below what any result can show."""
 
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
 """Bytes of one cost matrix stack worked on at a time: on a CPU it should stay in the cache over all iterations."""
 
 

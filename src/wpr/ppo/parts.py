@@ -1,0 +1,100 @@
+"""What users pass to the trainer, made ready: models by name, the regularizer on its device, the stop tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from wpr.language_models import is_peft, plain_model
+from wpr.ppo.config import PPOConfig
+from wpr.ppo.distributed import build_geometry_once, whole_embeddings
+from wpr.ppo.generation import Sampling
+from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
+from wpr.regularizers.wasserstein import PRESETS, Preset
+
+
+def load_policy(model: Any, peft_config: Any) -> Any:
+    """The causal LM, loaded if it is a name, with its adapter."""
+    if isinstance(model, str):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(model)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft_config)
+    if is_peft(model) and model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{model.active_peft_config.peft_type} changes the prompt instead of the weights, which is not "
+            "supported; use an adapter such as LoRA"
+        )
+    return model
+
+
+def load_critic(critic: Any, args: PPOConfig) -> Any:
+    """The sequence classifier, loaded if it is a name; None for a shared backbone."""
+    if args.share_backbone:
+        if critic is not None:
+            raise ValueError("share_backbone=True has no critic of its own; pass critic=None")
+        return None
+    if critic is None:
+        raise ValueError(
+            "PPO needs a critic: pass critic=, a sequence-classification model with one label, usually the reward "
+            "model's checkpoint, or set share_backbone=True for a value head on the policy"
+        )
+    if isinstance(critic, str):
+        from transformers import AutoModelForSequenceClassification
+
+        critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1)
+    return critic
+
+
+def check_vocabularies(policy: Any, reference: Any) -> None:
+    """Refuse models over different tokens."""
+    sizes = [plain_model(model).config.get_text_config().vocab_size for model in (policy, reference)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the policy has a vocabulary of {sizes[0]} tokens and the reference one of {sizes[1]}; they must "
+            "be the same"
+        )
+
+
+def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
+    """How tokens are drawn, with the stop tokens of settings, model and tokenizer."""
+    eos = args.stop_token_ids
+    if eos is None:
+        own = getattr(plain_model(policy).generation_config, "eos_token_id", None)
+        found = [*(own if isinstance(own, list) else [own]), getattr(tokenizer, "eos_token_id", None)]
+        eos = sorted({token for token in found if token is not None})
+    if args.missing_eos_penalty is not None and not eos:
+        raise ValueError(
+            f"missing_eos_penalty={args.missing_eos_penalty} but neither model nor tokenizer has an end-of-sequence "
+            "token; set stop_token_ids"
+        )
+    return Sampling(args.temperature, args.top_k, args.top_p, args.min_new_tokens, args.max_new_tokens, tuple(eos))
+
+
+def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerator: Any) -> Regularizer:
+    """On this process's device; a geometry made from the reference's embeddings uses them in place."""
+    weight = whole_embeddings(plain_model(reference))
+    if isinstance(regularizer, str):
+        if regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
+            return make_regularizer(regularizer)
+        preset: Preset = "paper" if regularizer == "paper" else "semantic"
+        # The paper's k1 and k2, or all there is.
+        geometry = build_geometry_once(weight, accelerator, neighbours=min(512, len(weight) - 1))
+        regularizer = Wasserstein(geometry, preset, k2=min(PRESETS[preset].k2, len(weight)))
+    if isinstance(regularizer, Wasserstein):
+        geometry = regularizer.geometry
+        if geometry.vocabulary != weight.shape[0]:
+            raise ValueError(
+                f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
+                "build it with TokenGeometry.from_model(reference)"
+            )
+        moved = geometry.to(accelerator.device)
+        if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
+            moved = dataclasses.replace(moved, embeddings=weight)
+        return regularizer.with_geometry(moved)
+    return regularizer
