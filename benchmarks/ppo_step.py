@@ -1,16 +1,16 @@
 """Where a PPO step's time and memory go, by regularizer, on a real model: the paper's wall-clock table.
 
-    python -m benchmarks.ppo_step [--model models/smollm2] [--prompts 64] [--tokens 128] [--steps 6]
+    python -m benchmarks.ppo_step [--model models/smollm2] [--prompts 64] [--tokens 128] [--steps 8]
 
-One step is one rollout and one optimizer step. The regularizers take turns, so that a machine that slows down or warms
-up does so for all; the medians over all their steps are printed.
+One step is one rollout and one optimizer step. The regularizers take turns within one run, in another order every turn:
+whatever slows the machine down for a while does so for all. Medians over the steps are printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import random
 import tempfile
 import time
 from pathlib import Path
@@ -47,17 +47,25 @@ def length_reward(prompts: list[Any], responses: list[str], **columns: Any) -> l
     return [len(response) / 100 for response in responses]
 
 
-class StepClock(transformers.TrainerCallback):
-    """Wall-clock seconds of every step."""
+class TakeTurns(transformers.TrainerCallback):
+    """Another regularizer every step, and the wall-clock seconds and peak memory of each."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def __init__(self, kinds: dict[str, Any]) -> None:
+        self.kinds = kinds
+        self.trainer: Any = None
+        self.steps: list[dict[str, Any]] = []
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % len(self.kinds) == 0:
+            self.order = random.Random(state.global_step).sample(sorted(self.kinds), len(self.kinds))
+        self.name = self.order[state.global_step % len(self.kinds)]
+        self.trainer.collector.regularizer = self.kinds[self.name]
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         self.start = self._now()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.times.append(self._now() - self.start)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.append({"name": self.name, "step": self._now() - self.start})
 
     def _now(self) -> float:
         if torch.cuda.is_available():
@@ -65,38 +73,41 @@ class StepClock(transformers.TrainerCallback):
         return time.perf_counter()
 
 
-def run(folder: str, regularizer: Any, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every step by subject, and peak memory."""
+def run(folder: str, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """By regularizer: the seconds of every step by subject, peak memory, and how the solver fared."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     policy = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     critic = transformers.AutoModelForSequenceClassification.from_pretrained(options.model, dtype=dtype, num_labels=1)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    clock = StepClock()
+    geometry = TokenGeometry.from_embeddings(policy.get_input_embeddings().weight.to(device))
+    kinds = {
+        "reverse-kl": ReverseKL(),
+        "wasserstein paper": Wasserstein(geometry, "paper"),
+        "wasserstein semantic": Wasserstein(geometry, "semantic"),
+    }
+    turns = TakeTurns(kinds)
     args = PPOConfig(
         folder, per_device_train_batch_size=options.prompts // 2, gradient_accumulation_steps=2,
         scoring_batch_size=options.prompts, max_new_tokens=options.tokens, min_new_tokens=options.tokens,
-        max_steps=options.steps + 1, save_strategy="no", report_to="none", use_cpu=device == "cpu", log_completions=0,
-        logits_memory_mb=options.budget,
+        max_steps=(options.steps + 1) * len(kinds), save_strategy="no", report_to="none", use_cpu=device == "cpu",
+        log_completions=0, logits_memory_mb=options.budget,
     )  # fmt: skip
     trainer = PPOTrainer(
-        policy, args, reward=length_reward, regularizer=regularizer, critic=critic, processing_class=tokenizer,
-        train_dataset=prompts(options.prompts), callbacks=[clock],
+        policy, args, reward=length_reward, regularizer=kinds["reverse-kl"], critic=critic,
+        processing_class=transformers.AutoTokenizer.from_pretrained(options.model),
+        train_dataset=prompts(options.prompts), callbacks=[turns],
     )  # fmt: skip
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    turns.trainer = trainer
     trainer.console.on_log = lambda *args, **kwargs: None
     trainer.train()
-    rows = [row for row in trainer.state.log_history if "loss" in row][1:]
-    found = {subject: [row.get(f"seconds_{subject}", 0.0) for row in rows] for subject in SUBJECTS}
-    found["step"] = clock.times[1:]
-    found["memory"] = [row["peak_memory_gb"] for row in rows]
-    for name in ("kl", "divergence", "solver_iterations", "solver_marginal_error", "solver_converged"):
-        found[name] = [row[name] for row in rows if name in row]
-    del trainer, policy, critic
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in kinds}
+    logs = [row for row in trainer.state.log_history if "loss" in row]
+    for step, row in list(zip(turns.steps, logs, strict=True))[len(kinds) :]:  # the first turn warms up
+        values = {**row, **step, "memory": row["peak_memory_gb"]}
+        for name in [*SUBJECTS, "step", "memory", "kl", "solver_iterations", "solver_converged"]:
+            value = values.get(f"seconds_{name}", values.get(name))
+            if value is not None:
+                found[step["name"]].setdefault(name, []).append(value)
     return found
 
 
@@ -105,31 +116,15 @@ def main() -> None:
     parser.add_argument("--model", default="models/smollm2")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8, help="of each regularizer, after one that warms up")
     parser.add_argument("--budget", type=float, default=2048.0, help="logits_memory_mb")
     parser.add_argument("--json", type=Path, help="write all numbers here")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.bfloat16 if device == "cuda" else torch.float32
-    ).to(device)
-    geometry = TokenGeometry.from_model(model)
-    kinds = {
-        "reverse-kl": ReverseKL(),
-        "wasserstein paper": Wasserstein(geometry, "paper"),
-        "wasserstein semantic": Wasserstein(geometry, "semantic"),
-    }
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(options.turns):
-            for name, regularizer in kinds.items():
-                for subject, values in run(folder, regularizer, options).items():
-                    found[name].setdefault(subject, []).extend(values)
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    count = options.steps * options.turns
-    print(f"\n{options.prompts} prompts x {options.tokens} new tokens, {where}; medians of {count} steps")
+        found = run(folder, options)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"\n{options.prompts} prompts x {options.tokens} new tokens, {where}; medians of {options.steps} steps")
     heads = [*SUBJECTS, "step", "/ reverse-kl", "peak GB"]
     print(f"{'seconds':22s}" + "".join(f"{head:>17s}" for head in heads))
     base = median(found["reverse-kl"]["step"])
@@ -138,9 +133,10 @@ def main() -> None:
         row += [row[-1] / base, max(values["memory"])]
         print(f"{name:22s}" + "".join(f"{value:17.3f}" for value in row))
     for name, values in found.items():
-        extra = {key: median(values[key]) for key in values if key.startswith(("solver", "kl", "div")) and values[key]}
-        print(name, {key: round(value, 5) for key, value in extra.items()})
-        print(name, "steps", [round(value, 3) for value in values["step"]])
+        print(f"{name}: steps took {min(values['step']):.3f} to {max(values['step']):.3f} s", end="")
+        if "solver_iterations" in values:
+            print(f"; {median(values['solver_iterations']):.1f} iterations", end="")
+        print()
     if options.json:
         options.json.write_text(json.dumps(found))
 

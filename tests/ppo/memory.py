@@ -1,4 +1,6 @@
-"""Memory of a run with 32 million parameters, in a process of its own: `python -m tests.ppo.memory FOLDER lora|full`."""
+"""Memory of a run with 32 million parameters, in a process of its own: `python -m tests.ppo.memory FOLDER
+lora|full`.
+"""
 
 from __future__ import annotations
 

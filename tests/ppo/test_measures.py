@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from wpr import ForwardKL, ReverseKL
-from wpr.ppo.measures import LogitsError, concatenate, measure
+from wpr import ForwardKL, ReverseKL, TokenGeometry, Wasserstein
+from wpr.ppo.measures import LogitsError, Measures, finish, measure
 
 
 def logits(rows: int = 7, tokens: int = 23, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -15,10 +15,14 @@ def logits(rows: int = 7, tokens: int = 23, seed: int = 0) -> tuple[torch.Tensor
     return policy, reference, torch.randint(tokens, (rows,), generator=generator)
 
 
+def measured(regularizer, policy, reference, tokens, temperature: float = 1.0) -> Measures:
+    return finish(regularizer, [measure(regularizer, policy, reference, tokens, temperature)])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_definitions(temperature: float) -> None:
     policy, reference, tokens = logits()
-    out = measure(ForwardKL(), policy, reference, tokens, temperature)
+    out = measured(ForwardKL(), policy, reference, tokens, temperature)
     p, q = (policy / temperature).double().softmax(-1), (reference / temperature).double().softmax(-1)
     assert torch.allclose(out.log_prob.double(), p.log().gather(-1, tokens[:, None])[:, 0], atol=1e-5)
     assert torch.allclose(out.kl.double(), (p * (p / q).log()).sum(-1), atol=1e-5)
@@ -28,24 +32,32 @@ def test_definitions(temperature: float) -> None:
 
 def test_kl_is_reverse_kl_whatever_the_regularizer() -> None:
     policy, reference, tokens = logits()
-    own = measure(ReverseKL(), policy, reference, tokens)
+    own = measured(ReverseKL(), policy, reference, tokens)
     assert torch.allclose(own.kl, own.divergence, atol=1e-5)
-    assert torch.equal(own.kl, measure(ForwardKL(), policy, reference, tokens).kl)
+    assert torch.equal(own.kl, measured(ForwardKL(), policy, reference, tokens).kl)
 
 
-def test_slices_are_the_whole() -> None:
+@pytest.mark.parametrize("kind", ["reverse-kl", "semantic"])
+def test_slices_are_the_whole(kind: str) -> None:
+    """Also for a regularizer that reduces each slice and works on all of them together."""
     policy, reference, tokens = logits()
-    whole = measure(ReverseKL(), policy, reference, tokens)
-    parts = [measure(ReverseKL(), policy[i:j], reference[i:j], tokens[i:j]) for i, j in ((0, 3), (3, 3), (3, 7))]
-    joined = concatenate([parts[0], parts[2]])
+    weight = torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
+    geometry = TokenGeometry.from_embeddings(weight, neighbours=5)
+    regularizer = ReverseKL() if kind == "reverse-kl" else Wasserstein(geometry, k2=9)
+    whole = measured(regularizer, policy, reference, tokens)
+    parts = [measure(regularizer, policy[i:j], reference[i:j], tokens[i:j]) for i, j in ((0, 3), (3, 7))]
+    joined = finish(regularizer, parts)
     for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
         assert torch.equal(getattr(whole, name), getattr(joined, name))
+    direct = regularizer(policy, reference, tokens)
+    assert torch.equal(direct.penalty, whole.penalty)
+    assert direct.diagnostics.keys() == whole.diagnostics.keys()
 
 
 def test_masked_vocabularies_are_fine() -> None:
     policy, reference, tokens = logits()
     policy[:, 3] = reference[:, 3] = -torch.inf
-    out = measure(ReverseKL(), policy, reference, torch.where(tokens == 3, 4, tokens))
+    out = measured(ReverseKL(), policy, reference, torch.where(tokens == 3, 4, tokens))
     for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
         assert getattr(out, name).isfinite().all()
 

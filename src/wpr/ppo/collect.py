@@ -20,7 +20,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded, largest
 from wpr.ppo.faults import Fault
 from wpr.ppo.generation import Generation, GenerationError, Sampling, response_seeds
-from wpr.ppo.measures import LogitsError, Measures, concatenate, measure
+from wpr.ppo.measures import LogitsError, Measures, SliceMeasures, finish, measure
 from wpr.ppo.metrics import Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
 from wpr.regularizers import Regularizer
@@ -124,7 +124,7 @@ class Collector:
         """
         size = self.config.scoring_batch_size or self.config.per_device_train_batch_size
         values = torch.zeros(mask.shape, device=ids.device)
-        parts: list[Measures] = []
+        parts: list[SliceMeasures] = []
         errors: list[tuple[int, Exception]] = []
         seen = 0
         for rows in torch.arange(len(ids), device=ids.device).split(size):
@@ -135,14 +135,17 @@ class Collector:
             _, part_values = model(part_ids, part_attention, part_mask, slices=slices, visit=visit)
             values[rows, :length] = part_values.masked_fill(~part_mask, 0)
             seen += int(part_mask.sum())
-        return values, concatenate(parts) if parts else _no_measures(ids.device), errors
+        if not parts or errors:
+            return values, _no_measures(ids.device), errors
+        with self.stopwatch("penalty"):
+            return values, finish(self.regularizer, parts), errors
 
     def _visitor(
         self,
         ids: Tensor,
         attention_mask: Tensor,
         mask: Tensor,
-        parts: list[Measures],
+        parts: list[SliceMeasures],
         errors: list[tuple[int, Exception]],
         seen: int,
     ) -> Callable[[slice, Tensor, Tensor | None], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,20 @@ def is_sharded(accelerator: Any) -> bool:
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     zero3 = plugin is not None and plugin.zero_stage == 3
     return zero3 or getattr(accelerator.state, "fsdp_plugin", None) is not None
+
+
+def check_fsdp(accelerator: Any) -> None:
+    """Refuse FSDP 1, which gathers weights only in a module's own forward pass, not for generation; and let FSDP 2
+    return what the module computes in float32 as it is: log-probabilities rounded to bf16 are worthless as ratios.
+    """
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        return
+    if plugin.fsdp_version != 2:
+        raise ValueError(f"fsdp_version={plugin.fsdp_version} is not supported; set fsdp_version: 2")
+    policy = plugin.mixed_precision_policy
+    if policy is not None and policy.output_dtype is not None:
+        plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None)
 
 
 def whole_embeddings(model: Any) -> Tensor:

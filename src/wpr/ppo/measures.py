@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from wpr.regularizers import Regularizer
-from wpr.transport.support import row_slices
+from wpr.regularizers import Regularizer, RegularizerOutput
+from wpr.regularizers.base import TwoPhaseRegularizer
+from wpr.transport.support import Support, row_slices
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class LogitsError(FloatingPointError):
         super().__init__(f"the {model}'s logits are not a distribution at {count} position(s); the first has {shown}")
 
 
+@dataclass(frozen=True)
+class SliceMeasures:
+    """What is kept of one slice's logits: ``(p,)`` each, and the regularizer's output or what it reduced the logits
+    to.
+    """
+
+    log_prob: Tensor
+    kl: Tensor
+    entropy: Tensor
+    regularizer: RegularizerOutput | Support
+
+
 @torch.no_grad()
 def measure(
     regularizer: Regularizer,
@@ -49,7 +62,7 @@ def measure(
     tokens: Tensor,
     temperature: float = 1.0,
     first: int = 0,
-) -> Measures:
+) -> SliceMeasures:
     """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for
     errors.
     """
@@ -66,21 +79,29 @@ def measure(
         entropy = -(p * log_p.clamp_min(-1e30)).sum(-1)
         kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
         parts.append(torch.stack([log_prob, kl, entropy]))
+    work = regularizer.reduce if isinstance(regularizer, TwoPhaseRegularizer) else regularizer
     log_prob, kl, entropy = torch.cat(parts, -1)
-    out = regularizer(policy_logits, reference_logits, tokens)
-    diagnostics = {name: value.float() for name, value in out.diagnostics.items()}
-    return Measures(log_prob, out.penalty.float(), out.divergence.float(), kl, entropy, diagnostics)
+    return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens))
 
 
-def concatenate(parts: list[Measures]) -> Measures:
-    """Measures of consecutive slices as one."""
-    names = ("log_prob", "penalty", "divergence", "kl", "entropy")
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    diagnostics = {
-        name: torch.cat([part.diagnostics[name] for part in parts if len(part.log_prob)])
-        for name in next((part.diagnostics for part in parts if len(part.log_prob)), {})
-    }
-    return Measures(**joined, diagnostics=diagnostics)
+@torch.no_grad()
+def finish(regularizer: Regularizer, slices: list[SliceMeasures]) -> Measures:
+    """Measures of all positions, in the order of their slices."""
+    if isinstance(regularizer, TwoPhaseRegularizer):
+        reduced = [part.regularizer for part in slices if isinstance(part.regularizer, Support)]
+        outputs = [regularizer.finish(Support.join(reduced))]
+    else:
+        outputs = [part.regularizer for part in slices if isinstance(part.regularizer, RegularizerOutput)]
+    return Measures(
+        log_prob=torch.cat([part.log_prob for part in slices]),
+        penalty=torch.cat([out.penalty for out in outputs]).float(),
+        divergence=torch.cat([out.divergence for out in outputs]).float(),
+        kl=torch.cat([part.kl for part in slices]),
+        entropy=torch.cat([part.entropy for part in slices]),
+        diagnostics={
+            name: torch.cat([out.diagnostics[name] for out in outputs]).float() for name in outputs[0].diagnostics
+        },
+    )
 
 
 def _refuse_non_distributions(log_probs: Tensor, logits: Tensor, model: str, first: int) -> None:

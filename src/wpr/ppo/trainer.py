@@ -27,6 +27,7 @@ from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.console import ConsoleCallback, report_table, write_completions
 from wpr.ppo.distributed import (
+    check_fsdp,
     is_sharded,
     largest,
     place_frozen,
@@ -125,6 +126,7 @@ class PPOTrainer(ActorCriticTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(self.console)
 
+        check_fsdp(self.accelerator)
         device = self.accelerator.device
         check_split(policy)
         self.reference = None if own_reference else place_frozen(reference, self.accelerator)

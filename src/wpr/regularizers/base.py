@@ -12,6 +12,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from wpr.transport.support import Support
+
 Gauge = Literal["raw", "value"]
 """What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
 mean is the divergence.
@@ -48,6 +50,21 @@ class Regularizer(Protocol):
         derivative of a divergence in the policy's probabilities, that is the divergence's own gradient (the envelope
         theorem).
         """
+        ...
+
+
+@runtime_checkable
+class TwoPhaseRegularizer(Regularizer, Protocol):
+    """A regularizer that needs the full logits only for a moment: they are reduced to something small, slice by slice,
+    and the work is then done for all positions together, in as large batches as a GPU likes.
+    """
+
+    def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
+        """What is kept of a slice's logits."""
+        ...
+
+    def finish(self, reduced: Support) -> RegularizerOutput:
+        """The penalties of all positions that were reduced, slices joined by `Support.join`."""
         ...
 
 

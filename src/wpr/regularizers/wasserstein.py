@@ -191,10 +191,20 @@ class Wasserstein:
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
+        return self.finish(self.reduce(policy_logits, reference_logits, tokens))
+
+    @torch.no_grad()
+    def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
+        """See `TwoPhaseRegularizer.reduce`."""
         support = self.support(policy_logits, reference_logits, tokens)
-        sampled = support.sampled.unsqueeze(-1)
-        refuse_impossible_tokens(support.log_policy.gather(-1, sampled).squeeze(-1), tokens)
-        penalties, divergence, diagnostics = self.penalties(support)
+        refuse_impossible_tokens(support.log_policy.gather(-1, support.sampled.unsqueeze(-1)).squeeze(-1), tokens)
+        return support
+
+    @torch.no_grad()
+    def finish(self, reduced: Support) -> RegularizerOutput:
+        """See `TwoPhaseRegularizer.finish`."""
+        penalties, divergence, diagnostics = self.penalties(reduced)
+        sampled = reduced.sampled.unsqueeze(-1)
         return RegularizerOutput(penalties.gather(-1, sampled).squeeze(-1), divergence, diagnostics)
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:

@@ -24,8 +24,13 @@ from wpr.transport.precision import full_precision
 LOG_TINY = {torch.float32: math.log(1e-100), torch.float64: -1000.0}
 """The least log mass. It keeps potentials small enough for their digits, and is far below what any result can show."""
 
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
-"""Bytes of one cost matrix stack worked on at a time: on a CPU it should stay in the cache over all iterations."""
+CHUNK_BYTES = 8 << 20
+"""Bytes of one cost matrix stack worked on at a time on a CPU: it should stay in the cache over all iterations."""
+
+CHUNK_SHARE = 1 / 128
+"""The same on a GPU, as a share of its memory: large enough to outweigh the launches of kernels. The workspace of a
+solver is about 6.5 times as much.
+"""
 
 
 @dataclass(frozen=True)
@@ -339,7 +344,10 @@ def _in_chunks(
 
 def chunk_size(n: int, itemsize: int, device: torch.device) -> int:
     """Problems of ``n`` entries worked on at a time."""
-    return max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (n * n * itemsize))
+    size = CHUNK_BYTES
+    if device.type == "cuda":
+        size = int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return max(1, size // (n * n * itemsize))
 
 
 def _check(log_a: Tensor, log_b: Tensor, cost: Tensor, lam: float, iterations: int, rho: float = math.inf) -> None:

@@ -13,7 +13,7 @@ the mass inside: when the support covers all but 1e-12 of a distribution, that 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,14 @@ class Support:
         """The support of some of the positions."""
         return Support(self.ids[rows], self.log_policy[rows], self.log_reference[rows], self.sampled[rows])
 
+    @staticmethod
+    def join(parts: Sequence[Support]) -> Support:
+        """The supports of several groups of positions, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        names = ("ids", "log_policy", "log_reference", "sampled")
+        return Support(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
     @property
     def size(self) -> Tensor:
         """Entries in use, the dummy included: ``(P,)``."""
@@ -64,14 +72,7 @@ def truncate(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2
                 policy_logits[part].to(dtype), reference_logits[part].to(dtype), tokens[part], k2, part.start
             )
         )
-    if len(parts) == 1:
-        return parts[0]
-    return Support(
-        *(
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("ids", "log_policy", "log_reference", "sampled")
-        )
-    )
+    return Support.join(parts)
 
 
 def row_slices(logits: Tensor) -> Iterator[slice]:
