@@ -20,6 +20,7 @@ def digest(model: torch.nn.Module) -> str:
     """One number for all weights, to the last bit."""
     found = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
 
