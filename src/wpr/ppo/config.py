@@ -28,6 +28,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     learning_rate: float = _setting(1.5e-5, "Learning rate of the policy.")
     remove_unused_columns: bool | None = _setting(False, "Keep the dataset's columns: reward functions see them.")
     logging_steps: float = _setting(1, "Metrics every so many optimizer steps.")
+    dataloader_pin_memory: bool = _setting(False, "Prompts are small, and pinning them warns where there is no GPU.")
     ddp_find_unused_parameters: bool | None = _setting(False, "Every parameter takes part in every step.")
 
     # The leash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ from wpr.ppo.generation import Sampling
 from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
 from wpr.regularizers.wasserstein import PRESETS, Preset
 
+logger = logging.getLogger(__name__)
+
 
 def load_policy(model: Any, peft_config: Any) -> Any:
-    """The causal LM, loaded if it is a name, with its adapter."""
+    """The causal LM, with its adapter. By name it is loaded in float32: ``bf16=True`` computes in bf16 anyway, but
+    weights that are kept in bf16 lose every update below 1/256 of them.
+    """
     if isinstance(model, str):
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(model)
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if peft_config is not None:
         from peft import get_peft_model
 
@@ -29,6 +34,13 @@ def load_policy(model: Any, peft_config: Any) -> Any:
         raise ValueError(
             f"{model.active_peft_config.peft_type} changes the prompt instead of the weights, which is not "
             "supported; use an adapter such as LoRA"
+        )
+    trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if trained & {torch.bfloat16, torch.float16}:
+        logger.warning(
+            "the policy's trained weights are %s, which rounds small updates away; load it with dtype=torch.float32 "
+            "and set bf16=True",
+            " and ".join(sorted(map(str, trained))),
         )
     return model
 
@@ -47,7 +59,7 @@ def load_critic(critic: Any, args: PPOConfig) -> Any:
     if isinstance(critic, str):
         from transformers import AutoModelForSequenceClassification
 
-        critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1)
+        critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1, dtype=torch.float32)
     return critic
 
 
