@@ -24,6 +24,8 @@ from tests.ppo import tiny
         ({"responses_per_prompt": 3}, "responses_per_prompt=3"),
         ({"logits_memory_mb": 0.0}, "logits_memory_mb"),
         ({"ppo_epochs": 0}, "ppo_epochs=0"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
+        ({"train_sampling_strategy": "group_by_length"}, "group_by_length"),
     ],
 )
 def test_bad_settings_are_named(change: dict, named: str, tmp_path: Path) -> None:

@@ -336,6 +336,15 @@ def test_what_does_not_fit_is_named(parts: dict, changes: dict, named: str, tmp_
         tiny.trainer(tmp_path, regularizer=regularizer, parts=parts, **changes).train()
 
 
+def test_one_object_in_two_roles_is_refused(tmp_path: Path) -> None:
+    policy, critic = tiny.policy(), tiny.critic()
+    with pytest.raises(ValueError, match="reference and model are the same object"):
+        tiny.trainer(tmp_path, build=lambda: policy, parts={"reference": policy})
+    for reward in (critic, [(critic, 1.0), tiny.counts_w7]):
+        with pytest.raises(ValueError, match="reward model and critic are the same object"):
+            tiny.trainer(tmp_path, reward, parts={"critic": critic})
+
+
 def test_plain_training_arguments_are_refused(tmp_path: Path) -> None:
     from transformers import TrainingArguments
 

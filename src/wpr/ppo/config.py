@@ -147,6 +147,15 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
             value = getattr(self, name)
             if not fine or (isinstance(value, float) and math.isnan(value)):
                 raise ValueError(f"{name}={value!r} must be {limit}")
+        if self.auto_find_batch_size:
+            raise ValueError(
+                "auto_find_batch_size=True is not supported: a rollout's size is fixed; lower the batch size"
+            )
+        if self.train_sampling_strategy not in ("random", "sequential"):
+            raise ValueError(
+                f"train_sampling_strategy={self.train_sampling_strategy!r} is not supported; use 'random' or "
+                "'sequential'"
+            )
         if self.beta_schedule != "constant" and self.beta_end is None:
             raise ValueError(f"beta_schedule={self.beta_schedule!r} needs beta_end, the value that beta ends at")
         if self.beta_schedule == "constant" and self.beta_end is not None:

@@ -21,6 +21,15 @@ def sum_over_processes(accelerator: Any) -> Callable[[Tensor], Tensor]:
     return lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum")
 
 
+def names_of_all(accelerator: Any) -> Callable[[list[str]], list[str]]:
+    """A function that unites the processes' lists of names, sorted."""
+    if accelerator.num_processes == 1:
+        return lambda names: names
+    from accelerate.utils import gather_object
+
+    return lambda names: sorted(set(gather_object(names)))
+
+
 def largest(accelerator: Any, value: int) -> int:
     """The largest of the processes' values."""
     if accelerator.num_processes == 1:

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
+Agree = Callable[[list[str]], list[str]]
 
 
 class Metrics:
-    """Named sums and counts. Every process adds its own; `drain` gives the means over all of them.
-
-    Names must be the same on all processes when `drain` is called, in whatever order they came.
-    """
+    """Named sums and counts. Every process adds its own; `drain` gives the means over all of them."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
@@ -32,10 +30,13 @@ class Metrics:
         entry[0] += total
         entry[1] += count
 
-    def drain(self, reduce: Reduce, device: torch.device) -> dict[str, float]:
-        """Means over all processes, and a fresh start. Names without any value are left out."""
-        names = sorted(self.sums)
-        table = torch.tensor([self.sums[name] for name in names], dtype=torch.float64)
+    def drain(self, reduce: Reduce, device: torch.device, agree: Agree = lambda names: names) -> dict[str, float]:
+        """Means over all processes, and a fresh start. Names without any value are left out.
+
+        reduce: sums a tensor over all processes. agree: all processes' names together, in one order.
+        """
+        names = agree(sorted(self.sums))
+        table = torch.tensor([self.sums.get(name, [0.0, 0.0]) for name in names], dtype=torch.float64)
         table = reduce(table.to(device) if device.type != "mps" else table.float().to(device)).cpu()
         self.sums = {}
         return {name: float(total / count) for name, (total, count) in zip(names, table, strict=True) if count}

@@ -14,6 +14,7 @@ from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
 from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
 from wpr.regularizers.wasserstein import PRESETS, Preset
+from wpr.rewards import Reward, RewardModel, WeightedSum
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,28 @@ def check_vocabularies(policy: Any, reference: Any) -> None:
             f"the policy has a vocabulary of {sizes[0]} tokens and the reference one of {sizes[1]}; they must "
             "be the same"
         )
+
+
+def check_apart(reward: Reward, critic: Any) -> None:
+    """Refuse a reward model that is the critic itself: one is frozen, the other trained."""
+    rewards = [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]
+    trained = {id(parameter) for parameter in critic.parameters()} if critic is not None else set()
+    for part in rewards:
+        if isinstance(part, RewardModel) and any(id(parameter) in trained for parameter in part.model.parameters()):
+            raise ValueError(
+                "reward model and critic are the same object, but the reward model is frozen and the critic trained; "
+                "load it twice, or pass copy.deepcopy(model) as one of them"
+            )
+
+
+def use_one_gpu(args: PPOConfig) -> None:
+    """One process drives one GPU: the Trainer would spread a single process over all of them (DataParallel)."""
+    if args.n_gpu > 1:
+        logger.warning(
+            "%d GPUs are visible to one process, which uses the first; use all of them with `accelerate launch`",
+            args.n_gpu,
+        )
+        args._n_gpu = 1
 
 
 def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:

@@ -30,6 +30,7 @@ from wpr.ppo.distributed import (
     check_fsdp,
     is_sharded,
     largest,
+    names_of_all,
     place_frozen,
     sum_over_processes,
 )
@@ -37,7 +38,15 @@ from wpr.ppo.faults import Fault, TrainingFault, write_fault
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
-from wpr.ppo.parts import check_vocabularies, load_critic, load_policy, place_regularizer, sampling_of
+from wpr.ppo.parts import (
+    check_apart,
+    check_vocabularies,
+    load_critic,
+    load_policy,
+    place_regularizer,
+    sampling_of,
+    use_one_gpu,
+)
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
 from wpr.ppo.rollout import Rollout
 from wpr.regularizers import Regularizer
@@ -106,6 +115,11 @@ class PPOTrainer(ActorCriticTrainer):
             reference = copy.deepcopy(policy)
         elif isinstance(reference, str):
             reference = load_policy(reference, None)
+        if reference is policy:
+            raise ValueError(
+                "reference and model are the same object, which would freeze the policy; pass reference=None"
+            )
+        use_one_gpu(args)
         actor_critic = ActorCritic(policy, critic)
         actor_critic.own_reference = own_reference
         if args.disable_dropout:
@@ -134,6 +148,7 @@ class PPOTrainer(ActorCriticTrainer):
             check_split(self.reference)
             check_vocabularies(policy, self.reference)
         self.reward = as_reward(reward)
+        check_apart(self.reward, critic)
         if hasattr(self.reward, "to"):
             self.reward.to(device)
         self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
@@ -143,7 +158,7 @@ class PPOTrainer(ActorCriticTrainer):
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
             sampling_of(args, policy, processing_class), self.stopwatch,
         )  # fmt: skip
-        self.sum = sum_over_processes(self.accelerator)
+        self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
         self._reset()
 
     def _reset(self) -> None:
@@ -414,7 +429,7 @@ class PPOTrainer(ActorCriticTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add what happened since the last log, over all processes, to the Trainer's own numbers."""
         if "loss" in logs:
-            logs |= self.metrics.drain(self.sum, self.args.device)
+            logs |= self.metrics.drain(self.sum, self.args.device, self.agree)
             seconds = self.stopwatch.drain()
             if "scoring" in seconds:  # the models' forward passes, without the penalty that is computed in between
                 seconds["scoring"] -= seconds.get("penalty", 0.0)
@@ -469,7 +484,8 @@ class PPOTrainer(ActorCriticTrainer):
                 metrics.add(name, getattr(result.measures, name))
         self.stopwatch.drain()
         values = {
-            f"{metric_key_prefix}_{name}": value for name, value in metrics.drain(self.sum, self.args.device).items()
+            f"{metric_key_prefix}_{name}": value
+            for name, value in metrics.drain(self.sum, self.args.device, self.agree).items()
         }
         self.log(values)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)

@@ -1,0 +1,42 @@
+"""What a person sees of a run, through a real rich console."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.ppo import tiny
+from wpr.ppo.console import ConsoleCallback
+
+
+def shown(folder: Path, terminal: bool, **changes) -> str:
+    trainer = tiny.trainer(folder, max_steps=3, log_completions=2, log_completions_steps=1, **changes)
+    trainer.remove_callback(trainer.console)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    trainer.console = ConsoleCallback(console, bar=not trainer.args.disable_tqdm)
+    trainer.add_callback(trainer.console)
+    trainer.train()
+    return console.file.getvalue()
+
+
+def test_plain_lines_outside_a_terminal(tmp_path: Path) -> None:
+    lines = shown(tmp_path, terminal=False, disable_tqdm=False).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/3", "step 2/3", "step 3/3", "step 3/3"]
+    assert "score " in lines[0]
+    assert "kl " in lines[0]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_bar_and_a_table_in_a_terminal(tmp_path: Path) -> None:
+    text = shown(tmp_path, terminal=True, disable_tqdm=False)
+    assert "3/3" in text
+    assert "responses at step 2" in text
+    assert "step 1/3" not in text
+
+
+def test_no_bar_if_it_is_switched_off(tmp_path: Path) -> None:
+    text = shown(tmp_path, terminal=True, disable_tqdm=True)
+    assert "step 1/3" in text
+    assert "━━" in text  # the table stays

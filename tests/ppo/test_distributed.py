@@ -1,0 +1,47 @@
+"""What processes agree on; runs of several processes are in test_processes.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+from tests.ppo import tiny
+from wpr.ppo.distributed import check_fsdp, is_sharded, largest, place_frozen, sum_over_processes, whole_embeddings
+
+
+def with_plugin(**options) -> SimpleNamespace:
+    """The part of an accelerator that is looked at, with a real plugin."""
+    plugin = FullyShardedDataParallelPlugin(**options)
+    return SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=None))
+
+
+def test_fsdp_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="fsdp_version=1 is not supported; set fsdp_version: 2"):
+        check_fsdp(with_plugin(fsdp_version=1))
+
+
+def test_fsdp_2_returns_float32_as_it_is() -> None:
+    accelerator = with_plugin(fsdp_version=2)
+    accelerator.state.fsdp_plugin.set_mixed_precision("bf16")
+    assert accelerator.state.fsdp_plugin.mixed_precision_policy.output_dtype == torch.bfloat16
+    check_fsdp(accelerator)
+    policy = accelerator.state.fsdp_plugin.mixed_precision_policy
+    assert policy.output_dtype is None
+    assert policy.param_dtype == torch.bfloat16
+    assert is_sharded(accelerator)
+
+
+def test_one_process_agrees_with_itself() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert largest(accelerator, 3) == 3
+    assert sum_over_processes(accelerator)(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert not is_sharded(accelerator)
+    model = place_frozen(tiny.policy().train(), accelerator)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    weight = whole_embeddings(model)
+    assert weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
