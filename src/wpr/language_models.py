@@ -113,6 +113,39 @@ def scalar_head(model: Module) -> nn.Module:
     return head
 
 
+def _tokens_to_try(plain: Module) -> Tensor:
+    """A few tokens ``(1, 6)``, none of them padding."""
+    padding = plain.config.get_text_config().pad_token_id
+    known = [token for token in range(8) if token != padding][:6]
+    vocabulary = plain.get_input_embeddings().weight.shape[0]
+    return torch.tensor([known], device=plain.device).clamp_max(vocabulary - 1)
+
+
+@torch.no_grad()
+def scores_split(model: Module) -> bool:
+    """Whether a sequence classifier's score is its head applied to the last token's hidden state."""
+    plain = plain_model(model).eval()
+    ids = _tokens_to_try(plain)
+    mask = torch.ones_like(ids)
+    try:
+        split = scores_at(plain, hidden_states(plain, ids, mask))[0, -1]
+    except (IndexError, RuntimeError):  # a head that wants something else
+        return False
+    own = plain(input_ids=ids, attention_mask=mask).logits.float().reshape(-1)[0]
+    return bool((own - split).abs() <= 1e-2 * own.abs() + 1e-3)
+
+
+@torch.no_grad()
+def scores_are_causal(model: Module) -> bool:
+    """Whether the score at a token does not depend on the tokens after it."""
+    plain = plain_model(model).eval()
+    ids = _tokens_to_try(plain)
+    mask = torch.ones_like(ids)
+    other = torch.cat([ids[:, :-1], ids[:, :1]], -1)
+    one, two = (scores_at(plain, hidden_states(plain, tokens, mask))[0, :-1] for tokens in (ids, other))
+    return bool(((one - two).abs() <= 1e-2 * one.abs() + 1e-3).all())
+
+
 def scores_at(model: Module, states: Tensor) -> Tensor:
     """Scores ``(...)`` of hidden states ``(..., H)`` under a sequence-classification model, in float32."""
     head = scalar_head(model)
@@ -133,7 +166,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
+        for name, value in vars(module).items():  # attention_dropout, hidden_dropout, layerdrop, ...
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 import transformers
 
 from tests.ppo import tiny
-from wpr.ppo import PPOTrainer
+from wpr.ppo import PPOTrainer, TransformersGeneration
+from wpr.ppo.rollout import Responses
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -37,6 +39,14 @@ class Pause(transformers.TrainerCallback):
     on_step_end = on_substep_end
 
 
+class Silent(TransformersGeneration):
+    """Draws responses, and keeps them to itself."""
+
+    def generate(self, *args: Any) -> Responses:
+        made = super().generate(*args)
+        return Responses(made.tokens, made.mask & False, made.finished)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -47,10 +57,14 @@ def main() -> None:
     parser.add_argument(
         "--reference", type=Path, help="a folder; loaded after the settings are made, as ZeRO-3 asks for"
     )
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--silent-rank", type=int, help="a process whose responses are all empty")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    parts: dict[str, Any] = {"callbacks": [Pause(options.pause)]}
+    parts: dict[str, Any] = {"callbacks": [Pause(options.pause)], "train_dataset": tiny.prompts(options.prompts)}
+    if options.silent_rank is not None and int(os.environ["RANK"]) == options.silent_rank:
+        parts["generation"] = Silent()
     if options.regularizer == "semantic":
         options.settings.setdefault("beta", 0.1)
     if options.reference:

@@ -24,6 +24,13 @@ from tests.ppo import tiny
         ({"responses_per_prompt": 3}, "responses_per_prompt=3"),
         ({"logits_memory_mb": 0.0}, "logits_memory_mb"),
         ({"ppo_epochs": 0}, "ppo_epochs=0"),
+        ({"top_k": None}, "top_k=None must be an integer"),
+        ({"top_p": None}, "top_p=None must be a finite number"),
+        ({"beta": "0.1"}, "beta='0.1' must be a finite number"),
+        ({"max_new_tokens": 8.5}, "max_new_tokens=8.5 must be an integer"),
+        ({"missing_eos_penalty": float("nan")}, "missing_eos_penalty=nan"),
+        ({"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0"),
+        ({"log_completions": -1}, "log_completions=-1"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
         ({"train_sampling_strategy": "group_by_length"}, "group_by_length"),
     ],
@@ -31,6 +38,16 @@ from tests.ppo import tiny
 def test_bad_settings_are_named(change: dict, named: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         tiny.settings(tmp_path, **change)
+
+
+def test_misspelled_settings_are_told_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unknown setting 'temprature'; did you mean 'temperature'?"):
+        tiny.settings(tmp_path, temprature=1.0)
+
+
+def test_the_best_model_is_that_of_the_best_score(tmp_path: Path) -> None:
+    args = tiny.settings(tmp_path, load_best_model_at_end=True, eval_strategy="steps", save_strategy="steps")
+    assert (args.metric_for_best_model, args.greater_is_better) == ("score", True)
 
 
 def test_sizes(tmp_path: Path) -> None:

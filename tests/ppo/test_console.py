@@ -40,3 +40,11 @@ def test_no_bar_if_it_is_switched_off(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=True, disable_tqdm=True)
     assert "step 1/3" in text
     assert "━━" in text  # the table stays
+
+
+def test_brackets_in_texts_are_no_markup(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    row = {"prompt": "[INST] a [/INST]", "response": "list[int] [/b]", "score": 1.0, "penalty": 0.0, "kl": 0.0}
+    ConsoleCallback(console).show([row, {**row, "prompt": [{"role": "user", "content": "[/x]"}]}], 3)
+    assert "[INST] a [/INST]" in console.file.getvalue()
+    assert "list[int] [/b]" in console.file.getvalue()

@@ -64,6 +64,7 @@ def test_a_bad_reward_stops_training_with_the_last_checkpoint_intact(action, kin
         assert found["values"] == {"score": "nan"}
     else:
         assert "'bad_from' raised KeyError: 'no such column'" in found["message"]
+        assert 'raise KeyError("no such column")' in found["values"]["traceback"]
     assert str(caught.value.path) in str(caught.value)
     # The checkpoint is whole, and training goes on from it once the cause is mended.
     assert all(tensor.isfinite().all() for tensor in trainer.model.state_dict().values())
@@ -137,6 +138,22 @@ def test_infinite_reference_logits_are_found_in_the_penalty(tmp_path: Path) -> N
     assert found["kind"] == "reference logits"
     assert "w7" in (found["prompt"] + " " + found["response"]).split()
     assert found["values"]["nan"] == tiny.TOKENS
+
+
+def test_an_infinite_penalty_is_told_with_its_token(tmp_path: Path) -> None:
+    """The reference gives some tokens no probability at all; reverse KL is infinite there."""
+    reference = tiny.policy()
+    mask = torch.zeros(tiny.TOKENS)
+    mask[10:20] = -torch.inf
+    reference.lm_head.bias = torch.nn.Parameter(mask)
+    trainer = tiny.trainer(tmp_path, target_divergence=0.1, normalize_rewards=True, parts={"reference": reference})
+    with pytest.raises(TrainingFault, match="the penalty is inf at token"):
+        trainer.train()
+    found = fault_file(tmp_path)
+    assert found["kind"] == "penalty"
+    assert found["response"].split()[found["position"]] in {f"w{i}" for i in range(10, 20)}
+    assert trainer.beta.beta(0.0) == trainer.args.beta  # nothing was learned from it
+    assert trainer.moments.count == 0
 
 
 def test_a_loss_that_is_not_finite_is_refused_before_the_step(tmp_path: Path) -> None:

@@ -71,6 +71,49 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
         assert torch.equal(tensor, whole.model.state_dict()[name]), name
 
 
+def test_an_adapter_of_another_name_resumes(tmp_path: Path) -> None:
+    policy = peft.get_peft_model(tiny.policy(), LORA, adapter_name="ppo")
+    settings = {"share_backbone": True, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    tiny.trainer(tmp_path, build=lambda: policy, **settings).train()
+    again = peft.get_peft_model(tiny.policy(), LORA, adapter_name="ppo")
+    trainer = tiny.trainer(tmp_path, build=lambda: again, **{**settings, "max_steps": 3})
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 3
+    plain = tiny.trainer(tmp_path, **{**settings, "max_steps": 4})
+    with pytest.raises(FileNotFoundError, match="holds no LlamaForCausalLM"):
+        plain.train(resume_from_checkpoint=True)
+
+
+def test_an_adapter_folder_goes_on_training(tmp_path: Path) -> None:
+    tiny.policy().save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    base = type(tiny.policy()).from_pretrained(tmp_path / "base")
+    peft.get_peft_model(base, LORA).save_pretrained(tmp_path / "adapter")
+    tiny.tokenizer().save_pretrained(tmp_path / "adapter")
+    trainer = tiny.trainer(
+        tmp_path / "out", build=lambda: str(tmp_path / "adapter"), share_backbone=True, max_steps=3, learning_rate=1e-2
+    )
+    trainer.train()
+    assert trainer.reference is None
+    assert [row["kl"] for row in trainer.state.log_history if "kl" in row][-1] > 1e-6
+
+
+def test_an_adapter_that_is_not_trainable_is_refused(tmp_path: Path) -> None:
+    peft.get_peft_model(tiny.policy(), LORA).save_pretrained(tmp_path)
+    frozen = peft.PeftModel.from_pretrained(tiny.policy(), tmp_path)
+    with pytest.raises(ValueError, match="no parameter of model= is trainable"):
+        tiny.trainer(tmp_path, build=lambda: frozen, share_backbone=True)
+
+
+def test_the_geometry_stays_that_of_the_original_embeddings(tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
+    trainer = tiny.trainer(
+        tmp_path, regularizer="semantic", parts={"peft_config": config}, share_backbone=True, learning_rate=1e-2
+    )
+    trainer.train()
+    assert torch.equal(trainer.regularizer.geometry.embeddings, tiny.policy().get_input_embeddings().weight)
+
+
 def test_a_lora_critic_too(tmp_path: Path) -> None:
     critic = peft.get_peft_model(
         tiny.critic(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS", modules_to_save=["score"])

@@ -72,3 +72,6 @@ def test_padding_has_no_say() -> None:
     values = torch.where(mask, values, poison).requires_grad_()
     loss = policy_loss(new, old, advantages, mask, 0.2)[0] + value_loss(values, old_values, returns, mask, 0.2)[0]
     assert loss.isfinite()
+    loss.backward()
+    assert new.grad.isfinite().all()
+    assert values.grad.isfinite().all()

@@ -16,7 +16,11 @@ from transformers import AutoModelForCausalLM
 from tests.ppo.run import wide_policy
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = {"max_steps": 10, "ppo_epochs": 2, "max_grad_norm": 100.0}  # five rollouts; DeepSpeed's clip is another one
+SETTINGS = {
+    "max_steps": 10,
+    "num_minibatches": 2,
+    "max_grad_norm": 100.0,
+}  # five rollouts; DeepSpeed's clip is another one
 
 
 def run(folder: Path, processes: int, *extra: str, **settings: Any) -> str:
@@ -49,15 +53,34 @@ def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tol
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     folder = tmp_path_factory.mktemp("single") / "run"
-    run(folder, 1, per_device_train_batch_size=8)
+    run(folder, 1, per_device_train_batch_size=4)
     return metrics(folder)
 
 
 def test_two_processes_are_one(single: list[dict[str, float]], tmp_path: Path) -> None:
-    run(tmp_path / "two", 2, per_device_train_batch_size=4)
+    run(tmp_path / "two", 2, per_device_train_batch_size=2)
     assert_close(metrics(tmp_path / "two"), single, 1e-4)
     assert single[-1]["grad_norm"] > 0
     assert {row.get("score") for row in single if "score" in row} != {0.0}
+
+
+def test_two_processes_resume_in_a_later_epoch(tmp_path: Path) -> None:
+    """24 prompts, 8 a rollout: the third epoch begins with step 7, and the checkpoint is in its middle."""
+    settings = {"per_device_train_batch_size": 4, "num_minibatches": 1, "save_strategy": "steps", "save_steps": 8}
+    run(tmp_path / "whole", 2, "--prompts", "24", **settings)
+    shutil.copytree(tmp_path / "whole" / "checkpoint-8", tmp_path / "part" / "checkpoint-8")
+    run(tmp_path / "part", 2, "--prompts", "24", "--resume", **settings)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "part")
+    finals = [json.loads((tmp_path / name / "final.json").read_text()) for name in ("whole", "part")]
+    assert finals[0] == finals[1]
+
+
+def test_one_process_without_any_response(tmp_path: Path) -> None:
+    """It has no solver to report of; the others' numbers are logged."""
+    run(tmp_path / "out", 2, "--silent-rank", "1", per_device_train_batch_size=2, max_steps=2)
+    rows = json.loads((tmp_path / "out" / "final_state.json").read_text())["log_history"]
+    assert rows[0]["empty_responses"] == 0.5
+    assert rows[0]["solver_iterations"] > 0
 
 
 def zero(stage: int) -> dict[str, Any]:
@@ -80,7 +103,7 @@ def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> Non
     pytest.importorskip("deepspeed")
     wide_policy().save_pretrained(tmp_path / "reference")
     settings = {
-        "per_device_train_batch_size": 4, "deepspeed": zero(stage), "save_strategy": "steps", "save_steps": 3,
+        "per_device_train_batch_size": 2, "deepspeed": zero(stage), "save_strategy": "steps", "save_steps": 3,
     }  # fmt: skip
     extra = ["--reference", str(tmp_path / "reference")]
     run(tmp_path / "out", 2, *extra, **settings)

@@ -52,16 +52,31 @@ def test_missing_columns_are_named() -> None:
 
 
 def test_each_group_is_repeated_and_every_epoch_has_its_own_order() -> None:
-    sampler = RolloutSampler(range(10), group=4, repeats=3, shuffle=True, seed=0)
+    done = 0
+    sampler = RolloutSampler(range(10), group=4, repeats=3, shuffle=True, seed=0, rollouts_done=lambda: done)
     order = list(sampler)
     assert len(order) == len(sampler) == 24
     groups = [order[i : i + 4] for i in range(0, 24, 4)]
     assert groups[0] == groups[1] == groups[2] != groups[3]
     assert len({*groups[0], *groups[3]}) == 8
-    assert list(sampler) == order
-    sampler.set_epoch(1)
+    done = 1
+    assert list(sampler) == order  # the middle of the first epoch, as a resumed run begins
+    done = 2
     assert list(sampler) != order
     assert list(RolloutSampler(range(4), 4, 1, shuffle=False, seed=0)) == [0, 1, 2, 3]
+
+
+def test_the_attention_mask_of_ready_tokens_counts() -> None:
+    batch = collate([{"input_ids": [0, 0, 4, 5], "attention_mask": [0, 0, 1, 1]}])
+    assert batch["input_ids"].tolist() == [[4, 5]]
+
+
+def test_prompts_of_the_wrong_kind_are_named() -> None:
+    with pytest.raises(ValueError, match="None is neither text nor"):
+        collate([{"prompt": None}])
+    with pytest.raises(ValueError, match="there is no tokenizer"):
+        PromptCollator(None, 8)([{"prompt": "w5"}])
+    assert PromptCollator(None, 8)([{"input_ids": [4, 5]}])["prompts"] == ["4 5"]
 
 
 def test_too_few_prompts_are_refused() -> None:

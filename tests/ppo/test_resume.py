@@ -88,12 +88,13 @@ def run(folder: Path, resume: bool = False, **changes: Any):
 
 def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path) -> None:
     """In one process, from every checkpoint of a run: the middle of a rollout, its end, before and after a log."""
-    whole = run(tmp_path / "whole", max_steps=12, save_total_limit=None)
+    whole = run(tmp_path / "whole", max_steps=12, save_total_limit=None, lr_scheduler_type="constant")
     expected = whole.model.state_dict()
     for step in (3, 6, 9, 12):
         folder = tmp_path / f"from-{step}"
         shutil.copytree(tmp_path / "whole" / f"checkpoint-{step}", folder / f"checkpoint-{step}")
-        again = run(folder, resume=True, max_steps=12)
+        again = run(folder, resume=True, max_steps=12, lr_scheduler_type="constant")
+        assert again.state.global_step == 12
         for name, tensor in again.model.state_dict().items():
             assert torch.equal(tensor, expected[name]), (step, name)
 
@@ -107,6 +108,27 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> N
     assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
+def test_overwriting_a_checkpoint_takes_its_mark_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run into the same folder is interrupted while it writes over the first one's checkpoint."""
+    run(tmp_path, max_steps=6, save_total_limit=None)
+    trainer = tiny.trainer(tmp_path, regularizer="semantic", **{**SETTINGS, "max_steps": 6, "save_total_limit": None})
+
+    def interrupted(folder: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+    assert not (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
+
+
+def test_another_kind_of_beta_starts_anew(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4, save_steps=4, target_divergence=None)
+    again = run(tmp_path, resume=True, max_steps=8, save_steps=4)
+    assert again.state.global_step == 8
+
+
 def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no whole checkpoint in"):
         run(tmp_path / "none", resume=True)
@@ -114,5 +136,5 @@ def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a whole checkpoint"):
         tiny.trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "half"))
     run(tmp_path / "other", max_steps=3)
-    with pytest.raises(ValueError, match="in the middle of a rollout by 1 process"):
+    with pytest.raises(ValueError, match="ppo_epochs 2 -> 4"):
         run(tmp_path / "other", resume=True, max_steps=12, ppo_epochs=4)

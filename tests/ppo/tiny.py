@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -51,6 +53,16 @@ def policy(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 def critic(seed: int = 1, **changes: Any) -> LlamaForSequenceClassification:
     torch.manual_seed(seed)
     return LlamaForSequenceClassification(config(num_labels=1, **changes)).eval()
+
+
+def encoder() -> BertForSequenceClassification:
+    """A classifier that looks both ways and pools its first token."""
+    torch.manual_seed(0)
+    small = BertConfig(
+        vocab_size=TOKENS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, num_labels=1, pad_token_id=PAD,
+    )  # fmt: skip
+    return BertForSequenceClassification(small).eval()
 
 
 def prompts(count: int = 64) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ def test_function_with_columns() -> None:
         (lambda p, r: ["good", 1, 2], "returned 'good' for response 0"),
         (lambda p, r: [None, 1, 2], "returned None for response 0"),
         (lambda p, r: 1 / 0, "raised ZeroDivisionError"),
+        (lambda p, r: None, "reward function '<lambda>' raised TypeError"),
     ],
 )
 def test_bad_functions_are_named(function, named: str) -> None:
@@ -57,6 +58,15 @@ def test_a_model_scores_each_row_as_if_alone() -> None:
         alone = batch.input_ids[row : row + 1, batch.attention_mask[row].bool()]
         assert float(scores[row]) == pytest.approx(float(model(input_ids=alone).logits), abs=1e-5)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_encoder_runs_as_it_is() -> None:
+    """Its score is not the last token's; rows are packed, so that padding on the left changes nothing."""
+    model, batch = tiny.encoder(), completions(TEXTS)
+    scores = RewardModel(model)(batch)
+    for row in range(3):
+        alone = batch.input_ids[row : row + 1, batch.attention_mask[row].bool()]
+        assert float(scores[row]) == pytest.approx(float(model(input_ids=alone).logits), abs=1e-5)
 
 
 def test_a_model_with_a_tokenizer_of_its_own() -> None:

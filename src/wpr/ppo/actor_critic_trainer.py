@@ -43,16 +43,16 @@ class ActorCriticTrainer(Trainer):  # type: ignore[misc]
         critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
         groups = []
         for is_policy, rate in ((True, args.learning_rate), (False, critic_rate)):
-            for decay in (args.weight_decay, 0.0):
+            for decays in (True, False):
                 chosen = [
                     parameter
                     for name, parameter in model.named_parameters()
                     if parameter.requires_grad
                     and name.startswith("policy.") == is_policy
-                    and (name in decayed) == (decay is args.weight_decay)
+                    and (name in decayed) == decays
                 ]
                 if chosen:
-                    groups.append({"params": chosen, "weight_decay": decay, "lr": rate})
+                    groups.append({"params": chosen, "weight_decay": args.weight_decay if decays else 0.0, "lr": rate})
         kind, options = self.get_optimizer_cls_and_kwargs(args, model)
         self.optimizer = kind(groups, **options)
         return self.optimizer

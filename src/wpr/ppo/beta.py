@@ -11,11 +11,12 @@ BetaSchedule = Literal["constant", "linear", "cosine"]
 class BetaController(Protocol):
     """Gives beta for the next rollout and learns from how far the policy has gone."""
 
-    @property
-    def beta(self) -> float: ...
+    def beta(self, progress: float) -> float:
+        """For a rollout that begins when this share of training is done."""
+        ...
 
-    def update(self, divergence: float, progress: float) -> None:
-        """After a rollout: its mean divergence per token, and the share of training that is done."""
+    def update(self, divergence: float) -> None:
+        """After a rollout: its mean divergence per token."""
         ...
 
     def state_dict(self) -> dict[str, float]: ...
@@ -24,29 +25,26 @@ class BetaController(Protocol):
 
 
 class ScheduledBeta:
-    """From ``start`` to ``end`` over training, in a straight line or along half a cosine; constant if they are
-    equal.
-    """
+    """From ``start`` to ``end`` over training, in a straight line or along half a cosine; or constant."""
 
     def __init__(self, start: float, end: float, shape: BetaSchedule = "linear") -> None:
         self.start, self.end, self.shape = start, end, shape
-        self.progress = 0.0
 
-    @property
-    def beta(self) -> float:
+    def beta(self, progress: float) -> float:
         if self.shape == "constant":
             return self.start
-        share = self.progress if self.shape == "linear" else (1 - math.cos(math.pi * self.progress)) / 2
+        share = min(max(progress, 0.0), 1.0)
+        share = share if self.shape == "linear" else (1 - math.cos(math.pi * share)) / 2
         return self.start + (self.end - self.start) * share
 
-    def update(self, divergence: float, progress: float) -> None:
-        self.progress = min(max(progress, 0.0), 1.0)
+    def update(self, divergence: float) -> None:
+        """A schedule does not listen."""
 
     def state_dict(self) -> dict[str, float]:
-        return {"progress": self.progress}
+        return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.progress = state["progress"]
+        """Nothing to load."""
 
 
 class AdaptiveBeta:
@@ -62,11 +60,10 @@ class AdaptiveBeta:
         self.start, self.target, self.rate, self.gain = start, target, rate, gain
         self.integral = self.error = 0.0
 
-    @property
-    def beta(self) -> float:
+    def beta(self, progress: float) -> float:
         return self.start * math.exp(self.integral + self.gain * self.error)
 
-    def update(self, divergence: float, progress: float) -> None:
+    def update(self, divergence: float) -> None:
         ratio = divergence / self.target
         self.error = min(max(math.log(ratio), -1.0), 1.0) if ratio > 0 else -1.0
         self.integral += self.rate * self.error

@@ -92,8 +92,17 @@ def load_parts(model: ActorCritic, folder: Path) -> None:
 
 def _load(model: Any, folder: Path) -> None:
     if is_peft(model):
-        model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
+        own = folder / model.active_adapter  # where PEFT puts adapters that are not called "default"
+        own = own if (own / "adapter_config.json").exists() else folder
+        if not (own / "adapter_config.json").exists():
+            raise FileNotFoundError(f"{folder} holds no adapter; it was written by a run without LoRA: resume without")
+        model.load_adapter(str(own), model.active_adapter, is_trainable=True)
         return
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(
+            f"{folder} holds no {type(model).__name__}; resume with the kind of policy and critic that "
+            "wrote the checkpoint"
+        )
     # Through from_pretrained: it undoes whatever save_pretrained did to names and layouts.
     with _quiet():
         loaded: nn.Module = type(model).from_pretrained(folder, dtype=model.dtype)
@@ -106,20 +115,21 @@ def save_state(state: dict[str, Any], folder: Path, rank: int) -> None:
     torch.save(state, folder / f"ppo_state_{rank}.pt")
 
 
-def load_state(folder: Path, rank: int, world_size: int, steps_per_rollout: int) -> dict[str, Any]:
-    """Read it back. Between rollouts any number of processes may go on; within one it must be the same."""
+def load_state(folder: Path, rank: int, sizes: dict[str, int]) -> dict[str, Any]:
+    """Read it back. Between rollouts ``sizes`` (processes, batches, passes) may change; within one they may not."""
     path = folder / f"ppo_state_{rank}.pt"
     path = path if path.exists() else folder / "ppo_state_0.pt"
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; {folder} is not a checkpoint of PPOTrainer")
+        raise FileNotFoundError(
+            f"{path} is missing; {folder} is not a checkpoint of PPOTrainer, or was written with save_only_model=True"
+        )
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    if state["rollout"] is not None and (state["world_size"], state["steps_per_rollout"]) != (
-        world_size,
-        steps_per_rollout,
-    ):
+    changed = [
+        f"{name} {state['sizes'].get(name)} -> {now}" for name, now in sizes.items() if state["sizes"].get(name) != now
+    ]
+    if state["micro_batch"] and changed:
         raise ValueError(
-            f"{folder} was written in the middle of a rollout by {state['world_size']} process(es) with "
-            f"{state['steps_per_rollout']} steps a rollout; resume with the same (now {world_size} and "
-            f"{steps_per_rollout}), or from a checkpoint at a multiple of {state['steps_per_rollout']} steps"
+            f"{folder} was written in the middle of a rollout, whose sizes have changed: {', '.join(changed)}; resume "
+            f"with the same, or from a checkpoint at a multiple of {state['steps_per_rollout']} steps"
         )
     return state

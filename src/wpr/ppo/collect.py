@@ -7,6 +7,7 @@ Notation for shapes: ``B`` responses of this process, ``Q`` prompt tokens, ``L``
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,7 @@ class Collector:
         prompts = Prompts(batch["input_ids"], batch["attention_mask"]).repeat(times)
         texts = [prompt for prompt in batch["prompts"] for _ in range(times)]
         columns = {name: [value for value in column for _ in range(times)] for name, column in batch["columns"].items()}
+        self._check_length(model, prompts.input_ids.shape[1])
         fault: Fault | None = None
         seeds = response_seeds(self.config.seed, number, first, len(prompts))
         with self.stopwatch("generation"), self.accelerator.autocast():
@@ -103,7 +105,10 @@ class Collector:
         if fault is None and errors:
             fault = self._describe(errors[0], responses.mask, completions)
         if fault is None:
-            fault = _find_bad_value(values, responses.mask, completions)
+            fault = _find_bad_token("the critic's value", "value", values, responses.mask, completions)
+        if fault is None:
+            penalties = torch.zeros_like(values).masked_scatter(responses.mask, measures.penalty)
+            fault = _find_bad_token("the penalty", "penalty", penalties, responses.mask, completions)
         scores = torch.zeros(len(ids), device=ids.device)
         with self.stopwatch("reward"):
             try:  # also after a fault: a reward model that is sharded needs all processes
@@ -111,7 +116,8 @@ class Collector:
                 fault = fault or _find_bad_score(scores, completions)
             except Exception as error:
                 message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-                fault = fault or Fault("reward", message, texts[0], decoded[0])
+                told = {"traceback": traceback.format_exc()}
+                fault = fault or Fault("reward", message, texts[0], decoded[0], values=told)
         if fault is not None:
             return fault
         return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions)
@@ -184,6 +190,15 @@ class Collector:
         slices = max(1, math.ceil(positions / positions_per_slice(vocabulary, self.config.logits_memory_mb)))
         return largest(self.accelerator, slices) if is_sharded(self.accelerator) else slices
 
+    def _check_length(self, model: ActorCritic, prompt_length: int) -> None:
+        limits = [getattr(part.config.get_text_config(), "max_position_embeddings", None) for part in model.parts]
+        limit = min((limit for limit in limits if limit), default=math.inf)
+        if prompt_length + self.sampling.max_new_tokens > limit:
+            raise ValueError(
+                f"a prompt of {prompt_length} tokens and max_new_tokens={self.sampling.max_new_tokens} exceed the "
+                f"{limit} positions of policy or critic; lower max_new_tokens or max_prompt_length"
+            )
+
     def _decode(self, responses: Responses) -> list[str]:
         rows = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
         if self.tokenizer is None:
@@ -222,19 +237,21 @@ def _no_measures(device: torch.device) -> Measures:
     return Measures(empty, empty, empty, empty, empty)
 
 
-def _find_bad_value(values: Tensor, mask: Tensor, completions: Completions) -> Fault | None:
-    bad = (~values.isfinite() & mask).nonzero()
+def _find_bad_token(what: str, kind: str, numbers: Tensor, mask: Tensor, completions: Completions) -> Fault | None:
+    """The first real token ``(B, L)`` whose number is not finite."""
+    bad = (~numbers.isfinite() & mask).nonzero()
     if not len(bad):
         return None
     row, position = bad[0].tolist()
+    number = numbers[row, position].item()
     return Fault(
-        "value",
-        f"the critic's value is {values[row, position].item()} at token {position} of response {row} ({len(bad)} such)",
+        kind,
+        f"{what} is {number} at token {position} of response {row} ({len(bad)} such)",
         completions.prompts[row],
         completions.responses[row],
         row,
         position,
-        {"value": values[row, position].item()},
+        {kind: number},
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Any, Literal
 
 from transformers import TrainingArguments
@@ -11,6 +14,24 @@ from transformers import TrainingArguments
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
+
+
+_INHERITED = {setting.name for setting in fields(TrainingArguments)}
+
+
+def _name_the_nearest(init: Callable[..., None]) -> Callable[..., None]:
+    """An ``__init__`` that answers an unknown setting with the known one that is spelled most like it."""
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **settings: Any) -> None:
+        known = [setting.name for setting in fields(self)]
+        for name in settings:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                raise TypeError(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        init(self, *args, **settings)
+
+    return checked
 
 
 @dataclass
@@ -21,7 +42,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     gradient_accumulation_steps`` responses a process. A rollout holds ``num_minibatches`` times as many, and is gone
     through ``ppo_epochs`` times: ``ppo_epochs * num_minibatches`` optimizer steps a rollout.
 
-    The defaults are the paper's, where it states one.
+    The defaults are the paper's, where it states one; but for its batch of 256, which is yours to make up.
     """
 
     # Departures from TrainingArguments' defaults
@@ -109,7 +130,11 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     log_completions_steps: int = _setting(10, "Every so many rollouts.")
 
     def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model: str | None = "score"
+            self.greater_is_better: bool | None = True
         super().__post_init__()
+        self._check_types()
         positive = "a positive number"
         count = "an integer of at least 1"
         limits = {
@@ -139,13 +164,19 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
             "logits_memory_mb": (self.logits_memory_mb > 0, positive),
             "scoring_batch_size": (self.scoring_batch_size is None or self.scoring_batch_size >= 1, count),
             "max_skipped_rollouts": (self.max_skipped_rollouts >= 0, "0 or more"),
+            "log_completions": (self.log_completions >= 0, "0 or more"),
             "log_completions_steps": (self.log_completions_steps >= 1, count),
+            "critic_learning_rate": (
+                self.critic_learning_rate is None or self.critic_learning_rate >= 0,
+                "0 or more, or None",
+            ),
+            "value_coefficient": (self.value_coefficient >= 0, "0 or more"),
             "beta_schedule": (self.beta_schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
             "target_measure": (self.target_measure in ("divergence", "kl"), "divergence or kl"),
         }
         for name, (fine, limit) in limits.items():
             value = getattr(self, name)
-            if not fine or (isinstance(value, float) and math.isnan(value)):
+            if not fine:
                 raise ValueError(f"{name}={value!r} must be {limit}")
         if self.auto_find_batch_size:
             raise ValueError(
@@ -169,6 +200,20 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
                 "gradient_accumulation_steps * num_minibatches a multiple of it"
             )
 
+    def _check_types(self) -> None:
+        """Numbers that are no numbers would fail later, in a comparison that does not say which setting it was."""
+        for setting in fields(self):
+            kind, value = str(setting.type), getattr(self, setting.name)
+            optional = kind.endswith("| None")
+            if setting.name in _INHERITED or (optional and value is None):
+                continue
+            if kind.startswith("int") and type(value) is not int:
+                raise ValueError(f"{setting.name}={value!r} must be an integer" + (", or None" if optional else ""))
+            if kind.startswith("float") and (type(value) not in (int, float) or not math.isfinite(value)):
+                raise ValueError(
+                    f"{setting.name}={value!r} must be a finite number" + (", or None" if optional else "")
+                )
+
     @property
     def responses_per_device(self) -> int:
         """Responses of a rollout on each process."""
@@ -183,3 +228,6 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     def steps_per_rollout(self) -> int:
         """Optimizer steps that one rollout is used for."""
         return self.ppo_epochs * self.num_minibatches
+
+
+PPOConfig.__init__ = _name_the_nearest(PPOConfig.__init__)  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from transformers import TrainerCallback
 
 SHOWN = ("score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta", "loss", "approx_kl")
@@ -77,7 +78,7 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
         for row in rows:
             text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", "")
             numbers = [f"{row[name]:.3g}" for name in ("score", "penalty", "kl")]
-            table.add_row(text[-300:], row["response"][:500], *numbers)
+            table.add_row(Text(text[-300:]), Text(row["response"][:500]), *numbers)  # brackets are no markup
         (self.progress.console if self.progress is not None else self.console).print(table)
 
 
@@ -90,7 +91,7 @@ def write_completions(rows: list[dict[str, Any]], folder: Path, step: int) -> Pa
     return path
 
 
-def report_table(rows: list[dict[str, Any]], step: int) -> None:
+def report_table(rows: list[dict[str, Any]]) -> None:
     """Send the table to Weights & Biases, where a run of it is active in this process."""
     import sys
 
@@ -98,4 +99,4 @@ def report_table(rows: list[dict[str, Any]], step: int) -> None:
     if wandb is not None and getattr(wandb, "run", None) is not None:
         names = list(rows[0])
         table = wandb.Table(columns=names, data=[[str(row[name]) for name in names] for row in rows])
-        wandb.log({"completions": table}, step=step)
+        wandb.log({"completions": table}, commit=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wpr.language_models import is_partitioned
-from wpr.transport.geometry import TokenGeometry, input_embeddings
+from wpr.transport.geometry import TokenGeometry
 from wpr.transport.metrics import resolve_metric
 
 
@@ -60,12 +60,14 @@ def check_fsdp(accelerator: Any) -> None:
 
 def whole_embeddings(model: Any) -> Tensor:
     """The input embeddings ``(V, d)``: the model's own tensor, or a copy where ZeRO-3 holds it in parts."""
-    weight = input_embeddings(model)
+    embedding = model.get_input_embeddings()
+    # A policy that is its own reference may train a copy of its embeddings beside the original (PEFT's
+    # modules_to_save).
+    parameter = getattr(embedding, "original_module", embedding).weight
     if not is_partitioned(model):
-        return weight
+        return parameter.detach()  # type: ignore[no-any-return]
     import deepspeed
 
-    parameter = model.get_input_embeddings().weight
     with deepspeed.zero.GatheredParameters([parameter]):
         return parameter.detach().clone()  # type: ignore[no-any-return]
 

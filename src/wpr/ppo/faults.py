@@ -13,7 +13,7 @@ from typing import Any
 class Fault:
     """What went wrong, and where.
 
-    kind: for instance ``policy logits``, ``score``, ``reward function``, ``loss``.
+    kind: for instance ``policy logits``, ``score``, ``reward``, ``penalty``, ``loss``.
     message: one line for a person.
     prompt, response: of the response it was found in, if it can be told.
     row: that response's number in this process's rollout. position: the token of the response, if it can be told.

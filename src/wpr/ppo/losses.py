@@ -25,7 +25,7 @@ def policy_loss(
     Sums: ``clip_fraction`` counts tokens where the clipped branch is taken; ``approx_kl`` is ``w - 1 - log w``, an
     unbiased and never negative estimate of KL(old | new).
     """
-    log_ratio = (log_probs - old_log_probs).masked_fill(~mask, 0)
+    log_ratio = log_probs.masked_fill(~mask, 0) - old_log_probs.masked_fill(~mask, 0)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
@@ -47,6 +47,7 @@ def value_loss(
 
         1/2 max( (V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2 )
     """
+    values = values.masked_fill(~mask, 0)  # first: an infinite value on padding would make its gradient NaN
     errors = (values - returns).square()
     sums = {"value_clip_fraction": torch.zeros((), device=values.device)}
     if clip_range is not None:

@@ -66,8 +66,8 @@ def measure(
     """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for
     errors.
     """
-    if temperature != 1.0:
-        policy_logits, reference_logits = policy_logits / temperature, reference_logits / temperature
+    if temperature != 1.0:  # in float32, as in the update: a quotient rounded to bf16 is another distribution
+        policy_logits, reference_logits = policy_logits.float() / temperature, reference_logits.float() / temperature
     parts = []
     for rows in row_slices(policy_logits):
         log_p = policy_logits[rows].float().log_softmax(-1)

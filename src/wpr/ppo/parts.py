@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from wpr.language_models import is_peft, plain_model
+from wpr.language_models import is_partitioned, is_peft, plain_model, scores_are_causal, scores_split
+from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
@@ -24,9 +26,14 @@ def load_policy(model: Any, peft_config: Any) -> Any:
     weights that are kept in bf16 lose every update below 1/256 of them.
     """
     if isinstance(model, str):
-        from transformers import AutoModelForCausalLM
+        if (Path(model) / "adapter_config.json").exists():
+            from peft import AutoPeftModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            model = AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, dtype=torch.float32)
+        else:
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if peft_config is not None:
         from peft import get_peft_model
 
@@ -74,6 +81,38 @@ def check_vocabularies(policy: Any, reference: Any) -> None:
         )
 
 
+def check_critic(model: ActorCritic) -> None:
+    """Refuse an actor-critic that cannot learn, or whose critic cannot be read at every position."""
+    for part, role in zip(model.parts, ("model", "critic"), strict=False):
+        if not any(parameter.requires_grad for parameter in part.parameters()):
+            raise ValueError(
+                f"no parameter of {role}= is trainable; set requires_grad, or load an adapter with is_trainable=True"
+            )
+    if hasattr(model, "critic"):
+        _check_tokens("critic", model.critic, model.policy)
+        if not (is_partitioned(model.critic) or (scores_split(model.critic) and scores_are_causal(model.critic))):
+            raise ValueError(
+                f"{type(plain_model(model.critic)).__name__} cannot be the critic: its score is not a linear function "
+                "of a causal model's last hidden state; use a decoder's sequence-classification model"
+            )
+
+
+def check_reward_vocabulary(reward: Reward, policy: Any) -> None:
+    """Refuse a reward model that does not know the policy's tokens, unless it has a tokenizer of its own."""
+    for part in [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]:
+        if isinstance(part, RewardModel) and part.tokenizer is None:
+            _check_tokens("reward model", part.model, policy)
+
+
+def _check_tokens(role: str, model: Any, policy: Any) -> None:
+    own, wanted = (plain_model(one).config.get_text_config().vocab_size for one in (model, policy))
+    if own < wanted:
+        raise ValueError(
+            f"the {role} has a vocabulary of {own} tokens, the policy one of {wanted}; use one of the same tokenizer"
+            + ("" if role == "critic" else ", or RewardModel(model, tokenizer=...)")
+        )
+
+
 def check_apart(reward: Reward, critic: Any) -> None:
     """Refuse a reward model that is the critic itself: one is frozen, the other trained."""
     rewards = [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]
@@ -108,28 +147,34 @@ def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
             f"missing_eos_penalty={args.missing_eos_penalty} but neither model nor tokenizer has an end-of-sequence "
             "token; set stop_token_ids"
         )
+    vocabulary = plain_model(policy).config.get_text_config().vocab_size
+    outside = [token for token in eos if not 0 <= token < vocabulary]
+    if outside:
+        raise ValueError(f"stop tokens {outside} are outside the vocabulary (0..{vocabulary - 1}); set stop_token_ids")
     return Sampling(args.temperature, args.top_k, args.top_p, args.min_new_tokens, args.max_new_tokens, tuple(eos))
 
 
 def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerator: Any) -> Regularizer:
     """On this process's device; a geometry made from the reference's embeddings uses them in place."""
+    if isinstance(regularizer, str) and regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
+        return make_regularizer(regularizer)
+    if isinstance(regularizer, type) or not isinstance(regularizer, str | Regularizer):
+        raise TypeError(f"regularizer={regularizer!r} is no regularizer; pass a name, or an object such as ReverseKL()")
+    if not isinstance(regularizer, str | Wasserstein):
+        return regularizer
     weight = whole_embeddings(plain_model(reference))
     if isinstance(regularizer, str):
-        if regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
-            return make_regularizer(regularizer)
         preset: Preset = "paper" if regularizer == "paper" else "semantic"
         # The paper's k1 and k2, or all there is.
         geometry = build_geometry_once(weight, accelerator, neighbours=min(512, len(weight) - 1))
         regularizer = Wasserstein(geometry, preset, k2=min(PRESETS[preset].k2, len(weight)))
-    if isinstance(regularizer, Wasserstein):
-        geometry = regularizer.geometry
-        if geometry.vocabulary != weight.shape[0]:
-            raise ValueError(
-                f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
-                "build it with TokenGeometry.from_model(reference)"
-            )
-        moved = geometry.to(accelerator.device)
-        if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
-            moved = dataclasses.replace(moved, embeddings=weight)
-        return regularizer.with_geometry(moved)
-    return regularizer
+    geometry = regularizer.geometry
+    if geometry.vocabulary != weight.shape[0]:
+        raise ValueError(
+            f"the regularizer's geometry has {geometry.vocabulary} tokens but the reference {weight.shape[0]}; "
+            "build it with TokenGeometry.from_model(reference)"
+        )
+    moved = geometry.to(accelerator.device)
+    if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
+        moved = dataclasses.replace(moved, embeddings=weight)
+    return regularizer.with_geometry(moved)

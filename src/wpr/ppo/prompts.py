@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -35,19 +35,31 @@ class PromptCollator:
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
-            "prompts": [row["prompt"] if "prompt" in row else self.tokenizer.decode(row["input_ids"]) for row in rows],
+            "prompts": [self.text(row, ids) for row, ids in zip(rows, tokens, strict=True)],
             "columns": {name: [row[name] for row in rows] for name in names},
         }
+
+    def text(self, row: Mapping[str, Any], ids: list[int]) -> Any:
+        """The prompt as rewards see it."""
+        if "prompt" in row:
+            return row["prompt"]
+        return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(ids)
 
     def tokens(self, row: Mapping[str, Any]) -> list[int]:
         """Token ids of one row's prompt."""
         if "input_ids" in row:
             found = row["input_ids"]
             found = found.tolist() if hasattr(found, "tolist") else found
+            if "attention_mask" in row:
+                found = [token for token, real in zip(found, row["attention_mask"], strict=True) if real]
         elif "prompt" not in row:
             raise ValueError(f"a dataset row has the columns {sorted(row)}; it needs 'prompt' or 'input_ids'")
+        elif self.tokenizer is None:
+            raise ValueError("prompts are text but there is no tokenizer; pass processing_class=, or rows of input_ids")
         elif isinstance(row["prompt"], str):
             found = self.tokenizer(row["prompt"])["input_ids"]
+        elif not isinstance(row["prompt"], list | tuple):
+            raise ValueError(f"the prompt {row['prompt']!r} is neither text nor a list of chat messages")
         else:
             found = self.tokenizer.apply_chat_template(
                 row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
@@ -71,7 +83,18 @@ class RolloutSampler(Sampler[int]):
     whole: prompts that are left over at the end of an epoch wait for the next, whose order is another one.
     """
 
-    def __init__(self, dataset: Sized, group: int, repeats: int, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Sized,
+        group: int,
+        repeats: int,
+        shuffle: bool,
+        seed: int,
+        rollouts_done: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``rollouts_done`` tells, when an epoch begins or is resumed, which epoch that is. (The epoch that the Trainer
+        announces gets lost in the wrappers of a resumed, sharded data loader.)
+        """
         if len(dataset) < group:
             raise ValueError(
                 f"the dataset has {len(dataset)} prompts, fewer than the {group} of one rollout; lower "
@@ -79,11 +102,7 @@ class RolloutSampler(Sampler[int]):
                 "responses_per_prompt, or repeat the dataset"
             )
         self.dataset, self.group, self.repeats, self.shuffle, self.seed = dataset, group, repeats, shuffle, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
-        self.epoch = epoch
+        self.rollouts_done = rollouts_done
 
     def __len__(self) -> int:
         return len(self.dataset) // self.group * self.group * self.repeats
@@ -92,7 +111,8 @@ class RolloutSampler(Sampler[int]):
         count = len(self.dataset)
         order = np.arange(count)
         if self.shuffle:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(count)
+            epoch = self.rollouts_done() // (count // self.group)
+            order = np.random.default_rng([self.seed, epoch]).permutation(count)
         for start in range(0, count - self.group + 1, self.group):
             for _ in range(self.repeats):
                 yield from order[start : start + self.group].tolist()

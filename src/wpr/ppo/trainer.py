@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerState
+from transformers.trainer_utils import TrainOutput
 
 from wpr.language_models import check_split, is_partitioned, is_peft, without_dropout
 from wpr.ppo import checkpoints
@@ -40,6 +42,8 @@ from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
 from wpr.ppo.parts import (
     check_apart,
+    check_critic,
+    check_reward_vocabulary,
     check_vocabularies,
     load_critic,
     load_policy,
@@ -102,6 +106,9 @@ class PPOTrainer(ActorCriticTrainer):
         """
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
+        model, critic, reference, reward = (
+            str(part) if isinstance(part, Path) else part for part in (model, critic, reference, reward)
+        )
         if isinstance(model, str) and processing_class is None:
             from transformers import AutoTokenizer
 
@@ -143,12 +150,14 @@ class PPOTrainer(ActorCriticTrainer):
         check_fsdp(self.accelerator)
         device = self.accelerator.device
         check_split(policy)
+        check_critic(actor_critic)
         self.reference = None if own_reference else place_frozen(reference, self.accelerator)
         if self.reference is not None:
             check_split(self.reference)
             check_vocabularies(policy, self.reference)
         self.reward = as_reward(reward)
         check_apart(self.reward, critic)
+        check_reward_vocabulary(self.reward, policy)
         if hasattr(self.reward, "to"):
             self.reward.to(device)
         self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
@@ -189,10 +198,27 @@ class PPOTrainer(ActorCriticTrainer):
         self._reset()
         folder = self._resolve_checkpoint(resume_from_checkpoint)
         self._resume_from = folder
+        if folder is not None and (finished := self._finished(folder)) is not None:
+            return finished
         try:
             return super().train(resume_from_checkpoint=None if folder is None else str(folder), **kwargs)
         finally:
             self.console.close()
+
+    def _finished(self, folder: Path) -> TrainOutput | None:
+        """What a run that needs no more steps returns, its weights loaded. (The Trainer would take one more.)"""
+        state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        args = self.args
+        steps = args.max_steps
+        if steps <= 0:
+            groups = len(self.train_dataset) // (args.prompts_per_device * self.accelerator.num_processes)
+            steps = math.ceil(args.num_train_epochs * groups * args.steps_per_rollout)
+        if state.global_step < steps or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return None
+        logger.warning("%s has all %d steps; nothing is left to train", folder, steps)
+        self._load_from_checkpoint(str(folder))
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch: at a rollout's first, collect it; then learn from the micro-batch's share of it."""
@@ -266,7 +292,7 @@ class PPOTrainer(ActorCriticTrainer):
         if self._refuse(result if isinstance(result, Fault) else None):
             return
         assert isinstance(result, Experience)
-        beta = self.beta.beta
+        beta = self.beta.beta(self.state.global_step / self.state.max_steps)
         scores = self._shape_scores(result)
         penalties = result.spread(result.measures.penalty)
         rewards = assemble_rewards(scores, penalties, result.mask, beta)
@@ -280,9 +306,7 @@ class PPOTrainer(ActorCriticTrainer):
         )  # fmt: skip
         measured = getattr(result.measures, args.target_measure)
         total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
-        self.beta.update(
-            total / max(count, 1), (self.state.global_step + args.steps_per_rollout) / self.state.max_steps
-        )
+        self.beta.update(total / max(count, 1))
         if args.log_completions and number % args.log_completions_steps == 0:
             self._log_completions(result)
 
@@ -299,13 +323,23 @@ class PPOTrainer(ActorCriticTrainer):
         return scores
 
     def _rows(self, number: int) -> Tensor:
-        """Responses of a micro-batch; each pass over the rollout goes through them in another order."""
+        """Responses of a micro-batch of the rollout.
+
+        Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew
+        for
+        every pass: so a step learns from the same responses however many processes share them.
+        """
         args = self.args
-        per_pass = args.num_minibatches * args.gradient_accumulation_steps
+        parts, accumulation = args.num_minibatches, args.gradient_accumulation_steps
+        passes, within = divmod(number, parts * accumulation)
+        minibatch, micro_batch = divmod(within, accumulation)
         rollout = self.state.global_step // args.steps_per_rollout
-        order = np.random.default_rng([args.seed, rollout, number // per_pass]).permutation(args.responses_per_device)
-        start = number % per_pass * args.per_device_train_batch_size
-        return torch.from_numpy(order[start : start + args.per_device_train_batch_size]).to(args.device)
+        here = args.responses_per_device // parts  # groups of this process
+        groups = np.tile(np.arange(parts), (here * self.accelerator.num_processes, 1))
+        drawn = np.random.default_rng([args.seed, rollout, passes]).permuted(groups, axis=1)
+        own = drawn[self.accelerator.process_index * here :][:here, minibatch] + parts * np.arange(here)
+        start = micro_batch * args.per_device_train_batch_size
+        return torch.from_numpy(own[start : start + args.per_device_train_batch_size]).to(args.device)
 
     def _begin_update(self, number: int) -> None:
         """Count the tokens of the whole update, over its micro-batches and processes."""
@@ -457,7 +491,7 @@ class PPOTrainer(ActorCriticTrainer):
         ]
         write_completions(rows, self.folder, self.state.global_step)
         self.console.show(rows, self.state.global_step)
-        report_table(rows, self.state.global_step)
+        report_table(rows)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -468,28 +502,46 @@ class PPOTrainer(ActorCriticTrainer):
             results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
             return {name: value for result in results for name, value in result.items()}
         metrics = Metrics()
-        first = self.accelerator.process_index * self.args.eval_batch_size * self.args.responses_per_prompt
-        for batch in self.get_eval_dataloader(dataset):
-            batch = self._prepare_inputs(batch)
-            result = self.collector.collect(self.actor_critic, batch, EVALUATION, first)
-            first += self.accelerator.num_processes * self.args.eval_batch_size * self.args.responses_per_prompt
-            fault = result if isinstance(result, Fault) else None
-            if largest(self.accelerator, int(fault is not None)):
-                raise TrainingFault(f"evaluation: {fault.message if fault else 'another process met a fault'}", None)
-            assert isinstance(result, Experience)
-            metrics.add("score", result.scores)
-            metrics.add("response_length", result.mask.sum(-1))
-            metrics.add("eos_share", result.finished.float())
-            for name in ("penalty", "divergence", "kl", "entropy"):
-                metrics.add(name, getattr(result.measures, name))
-        self.stopwatch.drain()
-        values = {
-            f"{metric_key_prefix}_{name}": value
-            for name, value in metrics.drain(self.sum, self.args.device, self.agree).items()
-        }
+        training_clock, self.collector.stopwatch = self.collector.stopwatch, Stopwatch(self.args.device)
+        size = self.args.per_device_eval_batch_size
+        try:
+            for number, batch in enumerate(self.get_eval_dataloader(dataset)):
+                first = (number * self.accelerator.num_processes + self.accelerator.process_index) * size
+                real = max(0, len(dataset) - first)  # beyond it, prompts were repeated to fill up the last batch
+                self._evaluate_batch(self._prepare_inputs(batch), first, real, metrics)
+        finally:
+            self.collector.stopwatch = training_clock
+        found = metrics.drain(self.sum, self.args.device, self.agree)
+        values = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(values)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
         return values
+
+    def _evaluate_batch(self, batch: dict[str, Any], first: int, real: int, metrics: Metrics) -> None:
+        """Measure responses to prompts ``first ..``, of which the first ``real`` count."""
+        times = self.args.responses_per_prompt
+        result = self.collector.collect(self.actor_critic, batch, EVALUATION, first * times)
+        fault = result if isinstance(result, Fault) else None
+        if largest(self.accelerator, int(fault is not None)):
+            path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index) if fault else None
+            told = (
+                f"evaluation: {fault.message}; written to {path}"
+                if fault
+                else "evaluation: another process met a fault"
+            )
+            if self.skipped >= self.args.max_skipped_rollouts:
+                raise TrainingFault(told, path)
+            self.skipped += 1
+            logger.warning("%s. This batch is left out", told)
+            return
+        assert isinstance(result, Experience)
+        counted = torch.arange(len(result.scores), device=result.scores.device) < real * times
+        of_token = counted[result.mask.nonzero()[:, 0]]
+        metrics.add("score", result.scores[counted])
+        metrics.add("response_length", result.mask.sum(-1)[counted])
+        metrics.add("eos_share", result.finished[counted].float())
+        for name in ("penalty", "divergence", "kl", "entropy"):
+            metrics.add(name, getattr(result.measures, name)[of_token])
 
     # ---- data, optimizer, checkpoints ----
 
@@ -517,7 +569,16 @@ class PPOTrainer(ActorCriticTrainer):
             repeats=args.steps_per_rollout * args.gradient_accumulation_steps,
             shuffle=args.train_sampling_strategy != "sequential",
             seed=args.seed if args.data_seed is None else args.data_seed,
+            rollouts_done=lambda: self.state.global_step // args.steps_per_rollout,
         )
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """If the folder is there, from an earlier run, it is marked as not whole before any of it is written again."""
+        if self.args.should_save:
+            mark = self.folder / f"checkpoint-{self.state.global_step}" / "trainer_state.json"
+            mark.unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """With the generators' states, the last that every process writes before the first one closes the
@@ -527,11 +588,12 @@ class PPOTrainer(ActorCriticTrainer):
         args = self.args
         within = self.micro_batch != 0
         state = {
-            "world_size": args.world_size,
+            "sizes": self._sizes(),
             "steps_per_rollout": args.steps_per_rollout,
             "rollout": self.rollout.state_dict() if within and self.rollout is not None else None,
             "idle": self.idle,
             "micro_batch": self.micro_batch,
+            "beta_kind": type(self.beta).__name__,
             "beta": self.beta.state_dict(),
             "moments": self.moments.state_dict(),
             "metrics": self.metrics.state_dict(),
@@ -542,13 +604,26 @@ class PPOTrainer(ActorCriticTrainer):
         checkpoints.save_state(state, Path(output_dir), args.process_index)
         self.accelerator.wait_for_everyone()
 
+    def _sizes(self) -> dict[str, int]:
+        """What must not change in the middle of a rollout."""
+        names = (
+            "world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "num_minibatches", "ppo_epochs",
+            "responses_per_prompt", "seed",
+        )  # fmt: skip
+        return {name: int(getattr(self.args, name)) for name in names}
+
     def _restore(self, folder: Path) -> None:
         args = self.args
-        state = checkpoints.load_state(folder, args.process_index, args.world_size, args.steps_per_rollout)
-        self.beta.load_state_dict(state["beta"])
+        state = checkpoints.load_state(folder, args.process_index, self._sizes())
+        if state["beta_kind"] == type(self.beta).__name__:
+            self.beta.load_state_dict(state["beta"])
+        else:
+            logger.warning(
+                "beta was set by %s, now by %s: it starts anew", state["beta_kind"], type(self.beta).__name__
+            )
         self.moments.load_state_dict(state["moments"])
         self.skipped = state["skipped"]
-        if state["world_size"] != args.world_size:
+        if state["sizes"]["world_size"] != args.world_size:
             return  # what follows is of one process each
         self.micro_batch, self.idle = state["micro_batch"], state["idle"]
         if state["rollout"] is not None:

@@ -24,9 +24,9 @@ class FunctionReward:
         """See `Reward.__call__`. A wrong number of scores, or something that is no number, is refused."""
         try:
             given: Any = self.function(completions.prompts, completions.responses, **completions.columns)
+            scores = given.tolist() if isinstance(given, Tensor) else list(given)
         except Exception as error:
             raise RewardError(f"reward function {self.name!r} raised {type(error).__name__}: {error}") from error
-        scores = given.tolist() if isinstance(given, Tensor) else list(given)
         if len(scores) != len(completions):
             raise RewardError(
                 f"reward function {self.name!r} returned {len(scores)} scores for {len(completions)} responses; "

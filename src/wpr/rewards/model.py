@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import hidden_states, scalar_head, scores_at
+from wpr.language_models import hidden_states, is_partitioned, scalar_head, scores_at, scores_split
 from wpr.rewards.base import Completions
 
 
@@ -22,6 +22,8 @@ class RewardModel:
 
     def __init__(self, model: Any, tokenizer: Any = None, batch_size: int = 32, name: str = "reward_model") -> None:
         scalar_head(model)
+        # Encoders, for instance, pool in their own way: they run as they are, on rows padded on the right.
+        self.whole = not is_partitioned(model) and not scores_split(model)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -47,9 +49,21 @@ class RewardModel:
             ids, mask, last = self._tokenize(completions)
         scores = []
         for rows in torch.arange(len(ids), device=ids.device).split(self.batch_size):
+            if self.whole:
+                scores.append(self._own_scores(ids[rows], mask[rows]))
+                continue
             states = hidden_states(self.model, ids[rows], mask[rows])
             scores.append(scores_at(self.model, states[torch.arange(len(rows), device=ids.device), last[rows]]))
         return torch.cat(scores)
+
+    def _own_scores(self, ids: Tensor, mask: Tensor) -> Tensor:
+        lengths = mask.sum(-1)
+        padding = self.model.config.pad_token_id or 0
+        packed = torch.full((len(ids), int(lengths.max())), padding, device=ids.device)
+        keep = torch.arange(packed.shape[1], device=ids.device) < lengths.unsqueeze(-1)
+        packed[keep] = ids[mask.bool()]
+        scores: Tensor = self.model(input_ids=packed, attention_mask=keep.long()).logits
+        return scores.squeeze(-1).float()
 
     def _tokenize(self, completions: Completions) -> tuple[Tensor, Tensor, Tensor]:
         texts = [
@@ -62,7 +76,8 @@ class RewardModel:
         ]
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        batch = self.tokenizer(texts, return_tensors="pt", padding=True, padding_side="right").to(
-            completions.input_ids.device
-        )
-        return batch["input_ids"], batch["attention_mask"], batch["attention_mask"].sum(-1) - 1
+        chat = not isinstance(completions.prompts[0], str)  # a template brings its own special tokens
+        batch = self.tokenizer(
+            texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=not chat
+        ).to(completions.input_ids.device)
+        return batch["input_ids"], batch["attention_mask"], (batch["attention_mask"].sum(-1) - 1).clamp_min(0)
