@@ -80,10 +80,8 @@ def check_split(model: Module) -> None:
     whole = plain(input_ids=ids, attention_mask=mask, use_cache=False).logits[0].float()
     split = logits_of(plain, hidden_states(plain, ids, mask)[0]).float()
     plain.train(training)
-    whole, split = (
-        whole.nan_to_num(),
-        split.nan_to_num(),
-    )  # a broken model is met later, where it can be told which token
+    # NaN is met later, where it can be told at which token.
+    whole, split = whole.nan_to_num(), split.nan_to_num()
     if not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
         raise ValueError(
             f"{type(plain).__name__} does something between its head and its logits that wpr does not know (largest "

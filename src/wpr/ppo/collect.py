@@ -1,7 +1,7 @@
 """One rollout: draw responses, let every model look at them once, score them.
 
 Notation for shapes: ``B`` responses of this process, ``Q`` prompt tokens, ``L`` response tokens, ``P`` real response
-    tokens.
+tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The losses of PPO: pure functions of what the new and the old policy say of the same tokens.
 
 Notation for shapes: ``B`` responses, ``L`` response tokens; ``mask`` ``(B, L)`` is True on real tokens. Losses are
-    *sums*
-over real tokens: the caller divides by the number of tokens of the whole update, over all micro-batches and processes,
-so that a token counts the same wherever it was computed.
+*sums* over real tokens: the caller divides by the number of tokens of the whole update, over all micro-batches and
+processes, so that a token counts the same wherever it was computed.
 """
 
 from __future__ import annotations

@@ -325,9 +325,8 @@ class PPOTrainer(ActorCriticTrainer):
     def _rows(self, number: int) -> Tensor:
         """Responses of a micro-batch of the rollout.
 
-        Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew
-        for
-        every pass: so a step learns from the same responses however many processes share them.
+        Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew in
+        each pass: so a step learns from the same responses however many processes share them.
         """
         args = self.args
         parts, accumulation = args.num_minibatches, args.gradient_accumulation_steps
