@@ -63,6 +63,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     parts: dict[str, Any] = {"callbacks": [Pause(options.pause)], "train_dataset": tiny.prompts(options.prompts)}
+    if "eval_strategy" in options.settings:
+        parts["eval_dataset"] = tiny.prompts(5)
     if options.silent_rank is not None and int(os.environ["RANK"]) == options.silent_rank:
         parts["generation"] = Silent()
     if options.regularizer == "semantic":

@@ -22,6 +22,8 @@ SETTINGS = {
     "max_grad_norm": 100.0,
 }  # five rollouts; DeepSpeed's clip is another one
 
+EVALUATION = {"eval_strategy": "steps", "eval_steps": 10, "per_device_eval_batch_size": 2}
+
 
 def run(folder: Path, processes: int, *extra: str, **settings: Any) -> str:
     """Launch with torchrun's module, on a free port."""
@@ -39,7 +41,9 @@ def run(folder: Path, processes: int, *extra: str, **settings: Any) -> str:
 def metrics(folder: Path) -> list[dict[str, float]]:
     rows = json.loads((folder / "final_state.json").read_text())["log_history"]
     timing = ("seconds_", "peak_memory", "solver_iterations", "policy_grad_norm", "critic_grad_norm")
-    return [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows if "loss" in row]
+    kept = [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows if "loss" in row]
+    kept[-1].update({k: v for row in rows for k, v in row.items() if k.startswith("eval_")})
+    return kept
 
 
 def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float) -> None:
@@ -53,13 +57,16 @@ def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tol
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     folder = tmp_path_factory.mktemp("single") / "run"
-    run(folder, 1, per_device_train_batch_size=4)
+    run(folder, 1, per_device_train_batch_size=4, **EVALUATION)
     return metrics(folder)
 
 
 def test_two_processes_are_one(single: list[dict[str, float]], tmp_path: Path) -> None:
-    run(tmp_path / "two", 2, per_device_train_batch_size=2)
+    run(tmp_path / "two", 2, per_device_train_batch_size=2, **EVALUATION)
     assert_close(metrics(tmp_path / "two"), single, 1e-4)
+    assert (
+        "eval_score" in single[-1]
+    )  # of five prompts: the last batch of two processes is filled up with prompts twice
     assert single[-1]["grad_norm"] > 0
     assert {row.get("score") for row in single if "score" in row} != {0.0}
 
@@ -104,6 +111,7 @@ def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> Non
     wide_policy().save_pretrained(tmp_path / "reference")
     settings = {
         "per_device_train_batch_size": 2, "deepspeed": zero(stage), "save_strategy": "steps", "save_steps": 3,
+        **EVALUATION,
     }  # fmt: skip
     extra = ["--reference", str(tmp_path / "reference")]
     run(tmp_path / "out", 2, *extra, **settings)
