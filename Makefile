@@ -6,10 +6,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart test test-slow lint format bench smollm2 clean
+.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 clean
 
 quickstart: models/smollm2/config.json
 	$(BIN)/python examples/quickstart.py
+
+ppo-example: $(VENV)/.dev models/smollm2/config.json
+	$(BIN)/python examples/ppo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto

@@ -89,6 +89,11 @@ def check_split(model: Module) -> None:
         )
 
 
+def position_limit(model: Module) -> int | None:
+    """The longest sequence that the model has positions for, where it says so."""
+    return getattr(plain_model(model).config.get_text_config(), "max_position_embeddings", None)
+
+
 def is_partitioned(model: nn.Module) -> bool:
     """Whether DeepSpeed ZeRO-3 holds the weights in parts, so that they are empty outside its engine."""
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
@@ -134,14 +139,14 @@ def scores_split(model: Module) -> bool:
 
 
 @torch.no_grad()
-def scores_are_causal(model: Module) -> bool:
-    """Whether the score at a token does not depend on the tokens after it."""
+def is_causal(model: Module) -> bool:
+    """Whether the hidden state at a token does not depend on the tokens after it."""
     plain = plain_model(model).eval()
     ids = _tokens_to_try(plain)
     mask = torch.ones_like(ids)
     other = torch.cat([ids[:, :-1], ids[:, :1]], -1)
-    one, two = (scores_at(plain, hidden_states(plain, tokens, mask))[0, :-1] for tokens in (ids, other))
-    return bool(((one - two).abs() <= 1e-2 * one.abs() + 1e-3).all())
+    one, two = (hidden_states(plain, tokens, mask)[0, :-1].float() for tokens in (ids, other))
+    return bool((one - two).abs().max() <= 1e-4 * one.abs().max())
 
 
 def scores_at(model: Module, states: Tensor) -> Tensor:
@@ -154,9 +159,17 @@ def scores_at(model: Module, states: Tensor) -> Tensor:
 
 @contextmanager
 def adapter_off(model: Module) -> Iterator[None]:
-    """The model as it was before its PEFT adapter, for the duration."""
-    with model.disable_adapter():
-        yield
+    """The model as it was before its PEFT adapter, for the duration.
+
+    On its way out PEFT makes all of the active adapters trainable, also what was frozen; that is undone.
+    """
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for parameter, before in trained:
+            parameter.requires_grad_(before)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -31,6 +31,9 @@ from tests.ppo import tiny
         ({"missing_eos_penalty": float("nan")}, "missing_eos_penalty=nan"),
         ({"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0"),
         ({"log_completions": -1}, "log_completions=-1"),
+        ({"normalize_rewards": "False"}, "normalize_rewards='False' must be True or False"),
+        ({"stop_token_ids": 5}, "stop_token_ids=5 must be a list of integers"),
+        ({"ppo_epochs": True}, "ppo_epochs=True must be an integer"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
         ({"train_sampling_strategy": "group_by_length"}, "group_by_length"),
     ],
@@ -38,6 +41,18 @@ from tests.ppo import tiny
 def test_bad_settings_are_named(change: dict, named: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         tiny.settings(tmp_path, **change)
+
+
+def test_an_argument_parser_does_not_switch_the_checks_off(tmp_path: Path) -> None:
+    from transformers import HfArgumentParser
+
+    from wpr.ppo import PPOConfig
+
+    command = ["--output_dir", str(tmp_path), "--beta", "0.2", "--use_cpu", "--report_to", "none", "--top_k", "7"]
+    (args,) = HfArgumentParser((PPOConfig,)).parse_args_into_dataclasses(command)
+    assert (args.beta, args.top_k) == (0.2, 7)
+    with pytest.raises(ValueError, match="max_new_tokens=8.5 must be an integer"):
+        tiny.settings(tmp_path, max_new_tokens=8.5)
 
 
 def test_misspelled_settings_are_told_the_nearest(tmp_path: Path) -> None:

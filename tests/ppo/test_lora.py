@@ -98,6 +98,33 @@ def test_an_adapter_folder_goes_on_training(tmp_path: Path) -> None:
     assert [row["kl"] for row in trainer.state.log_history if "kl" in row][-1] > 1e-6
 
 
+def test_what_was_frozen_stays_frozen(tmp_path: Path) -> None:
+    """Switching the adapter off and on must not make anything trainable, also before the optimizer is made."""
+    policy = peft.get_peft_model(tiny.policy(), LORA)
+    frozen = {name: p.detach().clone() for name, p in policy.named_parameters() if "lora_A" in name}
+    for name, parameter in policy.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+    trainer = tiny.trainer(
+        tmp_path, build=lambda: policy, share_backbone=True, learning_rate=1e-2, parts={"eval_dataset": tiny.prompts(4)}
+    )
+    trainer.evaluate()
+    trainer.train()
+    now = dict(trainer.model.policy.named_parameters())
+    assert frozen
+    assert all(torch.equal(now[name], before) and not now[name].requires_grad for name, before in frozen.items())
+    assert [row["kl"] for row in trainer.state.log_history if "kl" in row][-1] > 0
+
+
+def test_two_adapters_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has an adapter already"):
+        tiny.trainer(tmp_path, build=lambda: peft.get_peft_model(tiny.policy(), LORA), parts={"peft_config": LORA})
+    native = tiny.policy()
+    native.add_adapter(LORA)
+    with pytest.raises(ValueError, match="pass the plain model and peft_config="):
+        tiny.trainer(tmp_path, build=lambda: native)
+
+
 def test_an_adapter_that_is_not_trainable_is_refused(tmp_path: Path) -> None:
     peft.get_peft_model(tiny.policy(), LORA).save_pretrained(tmp_path)
     frozen = peft.PeftModel.from_pretrained(tiny.policy(), tmp_path)

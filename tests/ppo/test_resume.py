@@ -123,10 +123,46 @@ def test_overwriting_a_checkpoint_takes_its_mark_away_first(tmp_path: Path, monk
     assert not (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
 
 
+def test_sizes_may_change_between_rollouts(tmp_path: Path) -> None:
+    """Every response of every pass is used once, also after the number of steps a rollout has changed."""
+    run(tmp_path, max_steps=4, save_steps=4)
+    trainer = tiny.trainer(tmp_path, regularizer="semantic", **{**SETTINGS, "max_steps": 12, "num_minibatches": 4})
+    used: dict[int, list[int]] = {}
+    rows = trainer._rows
+
+    def noted(number: int) -> torch.Tensor:
+        found = rows(number)
+        if trainer.rollouts == 2:
+            used[number] = found.tolist()
+        return found
+
+    trainer._rows = noted
+    trainer.train(resume_from_checkpoint=True)
+    for one_pass in (range(8), range(8, 16)):
+        assert sorted(row for number in one_pass for row in used[number]) == list(range(16))
+    assert trainer.rollouts == 2
+
+
 def test_another_kind_of_beta_starts_anew(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4, save_steps=4, target_divergence=None)
     again = run(tmp_path, resume=True, max_steps=8, save_steps=4)
     assert again.state.global_step == 8
+
+
+def test_a_finished_run_gives_its_best_model(tmp_path: Path) -> None:
+    settings = {
+        "max_steps": 4, "save_steps": 1, "ppo_epochs": 1, "num_minibatches": 1, "save_total_limit": None,
+        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "kl",
+        "greater_is_better": False,
+    }  # fmt: skip
+    parts = {"eval_dataset": tiny.prompts(4)}
+    first = tiny.trainer(tmp_path, regularizer="semantic", parts=parts, **{**SETTINGS, **settings})
+    first.train()
+    again = tiny.trainer(tmp_path, regularizer="semantic", parts=parts, **{**SETTINGS, **settings})
+    assert again.train(resume_from_checkpoint=True).global_step == 4
+    assert first.state.best_global_step == 1
+    for name, tensor in again.model.state_dict().items():
+        assert torch.equal(tensor, first.model.state_dict()[name]), name
 
 
 def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
@@ -138,3 +174,7 @@ def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
     run(tmp_path / "other", max_steps=3)
     with pytest.raises(ValueError, match="ppo_epochs 2 -> 4"):
         run(tmp_path / "other", resume=True, max_steps=12, ppo_epochs=4)
+    with pytest.raises(ValueError, match="logprob_temperature 1.0 -> 0.5"):
+        run(tmp_path / "other", resume=True, max_steps=12, logprob_temperature=0.5)
+    with pytest.raises(ValueError, match="has 64 prompts, fewer than the 512"):
+        run(tmp_path / "other", resume=True, max_steps=-1, per_device_train_batch_size=128)

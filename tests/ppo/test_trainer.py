@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +235,7 @@ def test_evaluation_draws_the_same_responses_every_time(tmp_path: Path) -> None:
     assert before == trainer.evaluate()
     assert before["eval_kl"] == pytest.approx(0, abs=1e-6)
     trainer.train()
-    rows = [row for row in trainer.state.log_history if "eval_score" in row]
+    rows = [row for row in trainer.state.log_history if "eval_score" in row and "epoch" in row]
     assert [row["step"] for row in rows] == [2, 4]
     assert rows[-1]["eval_kl"] > 0
 
@@ -307,8 +310,6 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
 
 def test_trackers_get_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    import os
-
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(tmp_path / "tb")
     try:
         trainer = tiny.trainer(tmp_path, report_to="tensorboard", max_steps=2)
@@ -356,6 +357,8 @@ def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) ->
         ({}, {"max_new_tokens": 126}, "exceed the 128 positions"),
         ({"critic": "small"}, {}, "critic has a vocabulary of 20 tokens, the policy one of 40"),
         ({"critic": "encoder"}, {}, "BertForSequenceClassification cannot be the critic"),
+        ({"critic": "silent encoder"}, {}, "BertForSequenceClassification cannot be the critic"),
+        ({"reward": "short"}, {}, "exceed the 8 positions of the reward_model"),
         ({"critic": "frozen"}, {}, "no parameter of critic= is trainable"),
     ],
 )
@@ -370,12 +373,16 @@ def test_what_does_not_fit_is_named(parts: dict, changes: dict, named: str, tmp_
         parts["critic"] = tiny.critic(vocab_size=20)
     if parts.get("critic") == "frozen":
         parts["critic"] = tiny.critic().requires_grad_(False)
+    if parts.get("critic") == "silent encoder":
+        parts["critic"] = tiny.encoder()
+        torch.nn.init.zeros_(parts["critic"].classifier.weight)
+    reward: Any = tiny.critic(max_position_embeddings=8) if parts.pop("reward", None) == "short" else tiny.counts_w7
     if parts.get("critic") == "encoder":
         parts["critic"] = tiny.encoder()
     if "share_backbone" in changes:
         parts["critic"] = tiny.critic()
     with pytest.raises((ValueError, TypeError), match=named):
-        tiny.trainer(tmp_path, regularizer=regularizer, parts=parts, **changes).train()
+        tiny.trainer(tmp_path, reward, regularizer=regularizer, parts=parts, **changes).train()
 
 
 def test_one_object_in_two_roles_is_refused(tmp_path: Path) -> None:
@@ -403,3 +410,30 @@ def test_an_iterable_dataset_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="without a length"):
         tiny.trainer(tmp_path, parts={"train_dataset": Stream()}).train()
+
+
+def test_one_of_several_evaluation_sets_by_name(tmp_path: Path) -> None:
+    trainer = tiny.trainer(tmp_path, parts={"eval_dataset": {"ab": tiny.prompts(20), "c": tiny.prompts(3)}})
+    whole = trainer.evaluate()
+    assert {"eval_ab_score", "eval_c_score"} <= whole.keys()
+    named = trainer.evaluate("ab")
+    for name in ("score", "kl", "entropy", "response_length"):
+        assert named[f"eval_{name}"] == whole[f"eval_ab_{name}"]
+    assert whole["eval_ab_entropy"] != whole["eval_c_entropy"]
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    """bf16 through autocast, in a process of its own: some CPUs need their instruction set limited for it."""
+    settings = {"bf16": True, "max_steps": 4, "ppo_epochs": 2}
+    command = [sys.executable, "-m", "tests.ppo.run", str(tmp_path), "--settings", json.dumps(settings)]
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "final_state.json").read_text())["log_history"]
+    assert rows[0]["approx_kl"] == pytest.approx(0, abs=1e-9)  # scored as it is trained
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert rows[2]["kl"] > 1e-4
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert weights.dtype == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,12 @@ def test_weighted_sums_and_what_users_pass() -> None:
         as_reward(5)
     with pytest.raises(ValueError, match="no score head"):
         as_reward(tiny.policy())
+
+
+def test_a_language_models_folder_is_no_reward(tmp_path: Path) -> None:
+    tiny.policy().save_pretrained(tmp_path / "lm")
+    with pytest.raises(ValueError, match="no trained score head"):
+        as_reward(tmp_path / "lm")
+    tiny.critic().save_pretrained(tmp_path / "rm")
+    expected = RewardModel(tiny.critic())(completions(TEXTS))
+    assert torch.allclose(as_reward([(tmp_path / "rm", 1.0)])(completions(TEXTS)), expected, atol=1e-6)

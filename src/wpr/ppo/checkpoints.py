@@ -115,7 +115,7 @@ def save_state(state: dict[str, Any], folder: Path, rank: int) -> None:
     torch.save(state, folder / f"ppo_state_{rank}.pt")
 
 
-def load_state(folder: Path, rank: int, sizes: dict[str, int]) -> dict[str, Any]:
+def load_state(folder: Path, rank: int, sizes: dict[str, float]) -> dict[str, Any]:
     """Read it back. Between rollouts ``sizes`` (processes, batches, passes) may change; within one they may not."""
     path = folder / f"ppo_state_{rank}.pt"
     path = path if path.exists() else folder / "ppo_state_0.pt"

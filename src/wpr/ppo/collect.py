@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import hidden_states, logits_of
+from wpr.language_models import hidden_states, logits_of, position_limit
 from wpr.ppo.actor_critic import ActorCritic, positions_per_slice
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded, largest
@@ -25,7 +25,7 @@ from wpr.ppo.measures import LogitsError, Measures, SliceMeasures, finish, measu
 from wpr.ppo.metrics import Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
 from wpr.regularizers import Regularizer
-from wpr.rewards import Completions, Reward, RewardError
+from wpr.rewards import Completions, Reward, RewardError, RewardModel, WeightedSum
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,16 @@ class Collector:
         return largest(self.accelerator, slices) if is_sharded(self.accelerator) else slices
 
     def _check_length(self, model: ActorCritic, prompt_length: int) -> None:
-        limits = [getattr(part.config.get_text_config(), "max_position_embeddings", None) for part in model.parts]
-        limit = min((limit for limit in limits if limit), default=math.inf)
-        if prompt_length + self.sampling.max_new_tokens > limit:
-            raise ValueError(
-                f"a prompt of {prompt_length} tokens and max_new_tokens={self.sampling.max_new_tokens} exceed the "
-                f"{limit} positions of policy or critic; lower max_new_tokens or max_prompt_length"
-            )
+        rewards = [part for part, _ in self.reward.parts] if isinstance(self.reward, WeightedSum) else [self.reward]
+        models = {"policy": model.policy, "reference": self.reference, "critic": getattr(model, "critic", None)}
+        models |= {part.name: part.model for part in rewards if isinstance(part, RewardModel) and not part.tokenizer}
+        for name, part in models.items():
+            limit = position_limit(part) if part is not None else None
+            if limit is not None and prompt_length + self.sampling.max_new_tokens > limit:
+                raise ValueError(
+                    f"a prompt of {prompt_length} tokens and max_new_tokens={self.sampling.max_new_tokens} exceed the "
+                    f"{limit} positions of the {name}; lower max_new_tokens or max_prompt_length"
+                )
 
     def _decode(self, responses: Responses) -> list[str]:
         rows = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]

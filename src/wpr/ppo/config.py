@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -202,17 +203,23 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
 
     def _check_types(self) -> None:
         """Numbers that are no numbers would fail later, in a comparison that does not say which setting it was."""
-        for setting in fields(self):
-            kind, value = str(setting.type), getattr(self, setting.name)
-            optional = kind.endswith("| None")
-            if setting.name in _INHERITED or (optional and value is None):
+        for name, kind in _KINDS.items():
+            value, optional = getattr(self, name), kind.endswith("| None")
+            if optional and value is None:
                 continue
-            if kind.startswith("int") and type(value) is not int:
-                raise ValueError(f"{setting.name}={value!r} must be an integer" + (", or None" if optional else ""))
-            if kind.startswith("float") and (type(value) not in (int, float) or not math.isfinite(value)):
-                raise ValueError(
-                    f"{setting.name}={value!r} must be a finite number" + (", or None" if optional else "")
-                )
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            wanted = {
+                "bool": (isinstance(value, bool), "True or False"),
+                "int": (number and isinstance(value, numbers.Integral), "an integer"),
+                "float": (number and math.isfinite(value), "a finite number"),
+                "list": (
+                    isinstance(value, list) and all(isinstance(part, int) for part in value),
+                    "a list of integers",
+                ),
+            }
+            fine, limit = wanted.get(kind.removesuffix(" | None").split("[")[0], (True, ""))
+            if not fine:
+                raise ValueError(f"{name}={value!r} must be {limit}" + (", or None" if optional else ""))
 
     @property
     def responses_per_device(self) -> int:
@@ -229,5 +236,8 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         """Optimizer steps that one rollout is used for."""
         return self.ppo_epochs * self.num_minibatches
 
+
+_KINDS = {setting.name: str(setting.type) for setting in fields(PPOConfig) if setting.name not in _INHERITED}
+"""Types of our own settings as they are written above: argument parsers replace those in the fields."""
 
 PPOConfig.__init__ = _name_the_nearest(PPOConfig.__init__)  # type: ignore[method-assign]

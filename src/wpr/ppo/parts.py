@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wpr.language_models import is_partitioned, is_peft, plain_model, scores_are_causal, scores_split
+from wpr.language_models import is_causal, is_partitioned, is_peft, plain_model, scores_split
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
@@ -34,6 +35,10 @@ def load_policy(model: Any, peft_config: Any) -> Any:
             from transformers import AutoModelForCausalLM
 
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError("the model has an adapter of its own (add_adapter); pass the plain model and peft_config=")
+    if peft_config is not None and is_peft(model):
+        raise ValueError("the model has an adapter already; pass peft_config=None to go on training it")
     if peft_config is not None:
         from peft import get_peft_model
 
@@ -50,6 +55,14 @@ def load_policy(model: Any, peft_config: Any) -> Any:
             "and set bf16=True",
             " and ".join(sorted(map(str, trained))),
         )
+    return model
+
+
+def tokenizer_folder(model: str) -> str:
+    """Where the tokenizer of a model's folder is: beside the base model, for an adapter that has none."""
+    config = Path(model) / "adapter_config.json"
+    if config.exists() and not (Path(model) / "tokenizer_config.json").exists():
+        return str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
     return model
 
 
@@ -90,7 +103,7 @@ def check_critic(model: ActorCritic) -> None:
             )
     if hasattr(model, "critic"):
         _check_tokens("critic", model.critic, model.policy)
-        if not (is_partitioned(model.critic) or (scores_split(model.critic) and scores_are_causal(model.critic))):
+        if not (is_partitioned(model.critic) or (scores_split(model.critic) and is_causal(model.critic))):
             raise ValueError(
                 f"{type(plain_model(model.critic)).__name__} cannot be the critic: its score is not a linear function "
                 "of a causal model's last hidden state; use a decoder's sequence-classification model"

@@ -49,6 +49,7 @@ from wpr.ppo.parts import (
     load_policy,
     place_regularizer,
     sampling_of,
+    tokenizer_folder,
     use_one_gpu,
 )
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
@@ -112,7 +113,7 @@ class PPOTrainer(ActorCriticTrainer):
         if isinstance(model, str) and processing_class is None:
             from transformers import AutoTokenizer
 
-            processing_class = AutoTokenizer.from_pretrained(model)
+            processing_class = AutoTokenizer.from_pretrained(tokenizer_folder(model))
         policy = load_policy(model, peft_config)
         critic = load_critic(critic, args)
         own_reference = reference is None and is_peft(policy)
@@ -180,6 +181,7 @@ class PPOTrainer(ActorCriticTrainer):
         self.moments = RunningMoments()
         self.metrics = Metrics()
         self.skipped = 0
+        self.rollouts = 0  # begun so far: what seeds are made from, also if sizes change between rollouts
         self.rollout: Rollout | None = None
         self.micro_batch = 0  # of the current rollout, the next to be learned from
         self.idle = False  # the rest of the current rollout is left out
@@ -211,13 +213,18 @@ class PPOTrainer(ActorCriticTrainer):
         args = self.args
         steps = args.max_steps
         if steps <= 0:
+            if not hasattr(self.train_dataset, "__len__"):
+                return None
             groups = len(self.train_dataset) // (args.prompts_per_device * self.accelerator.num_processes)
             steps = math.ceil(args.num_train_epochs * groups * args.steps_per_rollout)
-        if state.global_step < steps or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if steps == 0 or state.global_step < steps or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return None
         logger.warning("%s has all %d steps; nothing is left to train", folder, steps)
-        self._load_from_checkpoint(str(folder))
         self.state = state
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            self._load_best_model()
+        else:
+            self._load_from_checkpoint(str(folder))
         return TrainOutput(state.global_step, 0.0, {})
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
@@ -285,7 +292,8 @@ class PPOTrainer(ActorCriticTrainer):
         """Draw responses, measure them, and turn scores and penalties into advantages."""
         self.idle = False
         args = self.args
-        number = self.state.global_step // args.steps_per_rollout
+        number = self.rollouts
+        self.rollouts += 1
         inputs = self._prepare_inputs(inputs)
         first = self.accelerator.process_index * args.responses_per_device
         result = self.collector.collect(self.actor_critic, inputs, number, first)
@@ -332,10 +340,9 @@ class PPOTrainer(ActorCriticTrainer):
         parts, accumulation = args.num_minibatches, args.gradient_accumulation_steps
         passes, within = divmod(number, parts * accumulation)
         minibatch, micro_batch = divmod(within, accumulation)
-        rollout = self.state.global_step // args.steps_per_rollout
         here = args.responses_per_device // parts  # groups of this process
         groups = np.tile(np.arange(parts), (here * self.accelerator.num_processes, 1))
-        drawn = np.random.default_rng([args.seed, rollout, passes]).permuted(groups, axis=1)
+        drawn = np.random.default_rng([args.seed, self.rollouts, passes]).permuted(groups, axis=1)
         own = drawn[self.accelerator.process_index * here :][:here, minibatch] + parts * np.arange(here)
         start = micro_batch * args.per_device_train_batch_size
         return torch.from_numpy(own[start : start + args.per_device_train_batch_size]).to(args.device)
@@ -497,6 +504,8 @@ class PPOTrainer(ActorCriticTrainer):
     ) -> dict[str, float]:
         """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):  # one of several, by its name
+            dataset = self.eval_dataset[dataset]
         if isinstance(dataset, dict):
             results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
             return {name: value for result in results for name, value in result.items()}
@@ -592,6 +601,7 @@ class PPOTrainer(ActorCriticTrainer):
             "rollout": self.rollout.state_dict() if within and self.rollout is not None else None,
             "idle": self.idle,
             "micro_batch": self.micro_batch,
+            "rollouts": self.rollouts,
             "beta_kind": type(self.beta).__name__,
             "beta": self.beta.state_dict(),
             "moments": self.moments.state_dict(),
@@ -603,13 +613,13 @@ class PPOTrainer(ActorCriticTrainer):
         checkpoints.save_state(state, Path(output_dir), args.process_index)
         self.accelerator.wait_for_everyone()
 
-    def _sizes(self) -> dict[str, int]:
+    def _sizes(self) -> dict[str, float]:
         """What must not change in the middle of a rollout."""
         names = (
             "world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "num_minibatches", "ppo_epochs",
-            "responses_per_prompt", "seed",
+            "responses_per_prompt", "seed", "logprob_temperature",
         )  # fmt: skip
-        return {name: int(getattr(self.args, name)) for name in names}
+        return {name: getattr(self.args, name) for name in names}
 
     def _restore(self, folder: Path) -> None:
         args = self.args
@@ -621,7 +631,7 @@ class PPOTrainer(ActorCriticTrainer):
                 "beta was set by %s, now by %s: it starts anew", state["beta_kind"], type(self.beta).__name__
             )
         self.moments.load_state_dict(state["moments"])
-        self.skipped = state["skipped"]
+        self.skipped, self.rollouts = state["skipped"], state["rollouts"]
         if state["sizes"]["world_size"] != args.world_size:
             return  # what follows is of one process each
         self.micro_batch, self.idle = state["micro_batch"], state["idle"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -59,8 +60,8 @@ def as_reward(source: Any) -> Reward:
 
     if isinstance(source, Reward):
         return source
-    if isinstance(source, str):
-        return RewardModel.from_pretrained(source)
+    if isinstance(source, str | Path):
+        return RewardModel.from_pretrained(str(source))
     if hasattr(source, "get_input_embeddings"):
         return RewardModel(source)
     if isinstance(source, list | tuple) and source:

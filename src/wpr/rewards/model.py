@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import hidden_states, is_partitioned, scalar_head, scores_at, scores_split
+from wpr.language_models import hidden_states, is_partitioned, position_limit, scalar_head, scores_at, scores_split
 from wpr.rewards.base import Completions
 
 
@@ -34,7 +34,13 @@ class RewardModel:
         """Load the model from a folder or hub name."""
         from transformers import AutoModelForSequenceClassification
 
-        return cls(AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1), **options)
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=1, output_loading_info=True
+        )
+        heads = [name for name in found["missing_keys"] if name.startswith(("score", "classifier"))]
+        if heads:
+            raise ValueError(f"{folder} has no trained score head ({heads[0]} is missing): it is not a reward model")
+        return cls(model, **options)
 
     def to(self, device: torch.device) -> RewardModel:
         """The same reward, its model on another device."""
@@ -78,6 +84,12 @@ class RewardModel:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         chat = not isinstance(completions.prompts[0], str)  # a template brings its own special tokens
         batch = self.tokenizer(
-            texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=not chat
+            texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=not chat,
+            truncation=position_limit(self.model) is not None,
+            max_length=position_limit(self.model),
         ).to(completions.input_ids.device)
         return batch["input_ids"], batch["attention_mask"], (batch["attention_mask"].sum(-1) - 1).clamp_min(0)
