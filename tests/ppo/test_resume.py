@@ -43,11 +43,11 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output
 
 
-def kill_while_training(process: subprocess.Popen[str], delay: float) -> None:
-    """kill -9, some time after the first line of metrics."""
+def kill_while_training(process: subprocess.Popen[str], step: int, delay: float) -> None:
+    """kill -9, so many seconds after the metrics of a step were printed."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("step "):
+        if line.startswith(f"step {step}/"):
             break
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
@@ -62,22 +62,22 @@ def compared(folder: Path) -> list[dict[str, Any]]:
 
 def test_killed_three_times_and_resumed(tmp_path: Path) -> None:
     whole = launch(tmp_path / "whole")
-    moments = random.Random(time.time_ns())
-    delays = []
-    for _ in range(3):
+    chance = random.Random(time.time_ns())
+    # Any moment of the steps after these, far enough from the end that no run gets there.
+    moments = [(step, chance.uniform(0, 0.3)) for step in sorted(chance.sample(range(2, 22, 2), 3))]
+    for step, delay in moments:
         resume = ["--resume"] if last_complete_checkpoint(tmp_path / "killed") else []
-        process = launch(tmp_path / "killed", "--pause", "0.04", *resume)
-        delays.append(moments.uniform(0, 2.5))
-        kill_while_training(process, delays[-1])
-        assert not (tmp_path / "killed" / "final.json").exists(), delays
+        process = launch(tmp_path / "killed", "--pause", "0.05", *resume)
+        kill_while_training(process, step, delay)
+        assert not (tmp_path / "killed" / "final.json").exists(), moments
     finish(whole)
     resume = ["--resume"] if last_complete_checkpoint(tmp_path / "killed") else []
     finish(launch(tmp_path / "killed", *resume))
     one, other = compared(tmp_path / "whole"), compared(tmp_path / "killed")
     assert len(one) == 15
-    assert one == other, delays
+    assert one == other, moments
     finals = [json.loads((tmp_path / name / "final.json").read_text()) for name in ("whole", "killed")]
-    assert finals[0] == finals[1], delays
+    assert finals[0] == finals[1], moments
 
 
 def run(folder: Path, resume: bool = False, **changes: Any):
