@@ -431,7 +431,11 @@ class PPOTrainer(ActorCriticTrainer):
         # A gradient scaler (fp16) meets overflows by itself; DeepSpeed has taken its step already.
         if norm is not None and not np.isfinite(value) and self.accelerator.scaler is None:
             if self.is_deepspeed_enabled:
-                raise TrainingFault(f"step {self.state.global_step}: the gradient's norm is {value}", None)
+                raise TrainingFault(
+                    f"step {self.state.global_step}: the gradient's norm is {value}, and DeepSpeed has taken the step; "
+                    "resume from the last checkpoint, with a lower learning_rate or max_grad_norm",
+                    None,
+                )
             model.zero_grad()
             self._refuse(Fault("gradient", f"the gradient's norm is {value}", values={"norm": value}))
             self.step_left_out = True
@@ -538,7 +542,8 @@ class PPOTrainer(ActorCriticTrainer):
                 else "evaluation: another process met a fault"
             )
             if self.skipped >= self.args.max_skipped_rollouts:
-                raise TrainingFault(told, path)
+                limit = self.args.max_skipped_rollouts
+                raise TrainingFault(f"{told}. Mend the cause, or raise max_skipped_rollouts (now {limit})", path)
             self.skipped += 1
             logger.warning("%s. This batch is left out", told)
             return
