@@ -80,6 +80,9 @@ def main() -> None:
         trainer.state.save_to_json(str(options.folder / "final_state.json"))
         state = {"weights": digest(trainer.model) if not trainer.is_deepspeed_enabled else ""}
         (options.folder / "final.json").write_text(json.dumps(state))
+    if torch.distributed.is_initialized():  # else gloo's threads may outlive the interpreter, and abort
+        trainer.accelerator.wait_for_everyone()
+        torch.distributed.destroy_process_group()
 
 
 def wide_policy() -> Any:
