@@ -23,7 +23,7 @@ def shown(folder: Path, terminal: bool, **changes) -> str:
 
 def test_plain_lines_outside_a_terminal(tmp_path: Path) -> None:
     lines = shown(tmp_path, terminal=False, disable_tqdm=False).splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["step 1/3", "step 2/3", "step 3/3", "step 3/3"]
+    assert [line.split("  ")[0] for line in lines] == ["ppo step 1/3", "ppo step 2/3", "ppo step 3/3", "ppo step 3/3"]
     assert "score " in lines[0]
     assert "kl " in lines[0]
     assert "\x1b" not in "".join(lines)
@@ -33,12 +33,12 @@ def test_a_bar_and_a_table_in_a_terminal(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=True, disable_tqdm=False)
     assert "3/3" in text
     assert "responses at step 2" in text
-    assert "step 1/3" not in text
+    assert "ppo step 1/3" not in text
 
 
 def test_no_bar_if_it_is_switched_off(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=True, disable_tqdm=True)
-    assert "step 1/3" in text
+    assert "ppo step 1/3" in text
     assert "━━" in text  # the table stays
 
 

@@ -47,7 +47,7 @@ def kill_while_training(process: subprocess.Popen[str], step: int, delay: float)
     """kill -9, so many seconds after the metrics of a step were printed."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith(f"step {step}/"):
+        if line.startswith(f"ppo step {step}/"):
             break
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)

@@ -14,14 +14,18 @@ from rich.table import Table
 from rich.text import Text
 from transformers import TrainerCallback
 
-SHOWN = ("score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta", "loss", "approx_kl")
+SHOWN = (
+    "score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta", "loss", "approx_kl", "accuracy",
+    "margin", "eval_loss", "eval_score", "eval_kl", "eval_accuracy",
+)  # fmt: skip
 """Metrics beside the bar, and on plain lines; the rest is in the log history and the trackers."""
 
 
 class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
     """Progress of a run, on the main process."""
 
-    def __init__(self, console: Console | None = None, bar: bool = True) -> None:
+    def __init__(self, console: Console | None = None, bar: bool = True, title: str = "ppo") -> None:
+        self.title = title
         self.console = console or Console(stderr=True)
         self.bar = bar and self.console.is_terminal
         self.progress: Progress | None = None
@@ -31,7 +35,7 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero or not self.bar:
             return
         self.progress = Progress(
-            TextColumn("ppo"),
+            TextColumn(self.title),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -39,7 +43,7 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
             console=self.console,
         )
         self.progress.start()
-        self.task = self.progress.add_task("ppo", total=state.max_steps, completed=state.global_step, metrics="")
+        self.task = self.progress.add_task(self.title, total=state.max_steps, completed=state.global_step, metrics="")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move the bar."""
@@ -56,7 +60,9 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
         if self.progress is not None:
             self.progress.update(self.task, metrics=shown)
         else:
-            self.console.print(f"step {state.global_step}/{state.max_steps}  {shown}", soft_wrap=True, highlight=False)
+            self.console.print(
+                f"{self.title} step {state.global_step}/{state.max_steps}  {shown}", soft_wrap=True, highlight=False
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the bar as it stands."""

@@ -36,6 +36,7 @@ from wpr.ppo.distributed import (
     place_frozen,
     sum_over_processes,
 )
+from wpr.ppo.evaluation import EVALUATION, Evaluation
 from wpr.ppo.faults import Fault, TrainingFault, write_fault
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
@@ -58,9 +59,6 @@ from wpr.regularizers import Regularizer
 from wpr.rewards import RunningMoments, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
-
-EVALUATION = 1 << 40
-"""Rollout number of evaluations: every one draws with the same seeds, which no training rollout has."""
 
 
 class PPOTrainer(ActorCriticTrainer):
@@ -168,6 +166,7 @@ class PPOTrainer(ActorCriticTrainer):
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
             sampling_of(args, policy, processing_class), self.stopwatch,
         )  # fmt: skip
+        self.evaluated: list[dict[str, Any]] = []
         self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
         self._reset()
 
@@ -506,55 +505,46 @@ class PPOTrainer(ActorCriticTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it."""
+        """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it. The
+        responses themselves are in ``evaluated`` afterwards.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):  # one of several, by its name
             dataset = self.eval_dataset[dataset]
         if isinstance(dataset, dict):
             results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
             return {name: value for result in results for name, value in result.items()}
-        metrics = Metrics()
+        evaluation = Evaluation(
+            lambda batch, first: self.collector.collect(
+                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first
+            ),
+            self._refuse_evaluation,
+            self.accelerator,
+            self.args.responses_per_prompt,
+        )
         training_clock, self.collector.stopwatch = self.collector.stopwatch, Stopwatch(self.args.device)
-        size = self.args.per_device_eval_batch_size
         try:
-            for number, batch in enumerate(self.get_eval_dataloader(dataset)):
-                first = (number * self.accelerator.num_processes + self.accelerator.process_index) * size
-                real = max(0, len(dataset) - first)  # beyond it, prompts were repeated to fill up the last batch
-                self._evaluate_batch(self._prepare_inputs(batch), first, real, metrics)
+            evaluation.run(self.get_eval_dataloader(dataset), len(dataset), self.args.per_device_eval_batch_size)
         finally:
             self.collector.stopwatch = training_clock
-        found = metrics.drain(self.sum, self.args.device, self.agree)
+        self.evaluated = evaluation.responses()
+        found = evaluation.metrics.drain(self.sum, self.args.device, self.agree)
         values = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(values)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
         return values
 
-    def _evaluate_batch(self, batch: dict[str, Any], first: int, real: int, metrics: Metrics) -> None:
-        """Measure responses to prompts ``first ..``, of which the first ``real`` count."""
-        times = self.args.responses_per_prompt
-        result = self.collector.collect(self.actor_critic, batch, EVALUATION, first * times)
-        fault = result if isinstance(result, Fault) else None
-        if largest(self.accelerator, int(fault is not None)):
-            path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index) if fault else None
-            told = (
-                f"evaluation: {fault.message}; written to {path}"
-                if fault
-                else "evaluation: another process met a fault"
+    def _refuse_evaluation(self, fault: Fault | None) -> None:
+        """Stop at a batch that some process met a fault in or, where allowed, leave it out."""
+        path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index) if fault else None
+        told = f"{fault.message}; written to {path}" if fault else "another process met a fault"
+        if self.skipped >= self.args.max_skipped_rollouts:
+            limit = self.args.max_skipped_rollouts
+            raise TrainingFault(
+                f"evaluation: {told}. Mend the cause, or raise max_skipped_rollouts (now {limit})", path
             )
-            if self.skipped >= self.args.max_skipped_rollouts:
-                limit = self.args.max_skipped_rollouts
-                raise TrainingFault(f"{told}. Mend the cause, or raise max_skipped_rollouts (now {limit})", path)
-            self.skipped += 1
-            logger.warning("%s. This batch is left out", told)
-            return
-        assert isinstance(result, Experience)
-        counted = torch.arange(len(result.scores), device=result.scores.device) < real * times
-        of_token = counted[result.mask.nonzero()[:, 0]]
-        metrics.add("score", result.scores[counted])
-        metrics.add("response_length", result.mask.sum(-1)[counted])
-        metrics.add("eos_share", result.finished[counted].float())
-        for name in ("penalty", "divergence", "kl", "entropy"):
-            metrics.add(name, getattr(result.measures, name)[of_token])
+        self.skipped += 1
+        logger.warning("evaluation: %s. This batch is left out", told)
 
     # ---- data, optimizer, checkpoints ----
 
