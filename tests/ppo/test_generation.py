@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from tests.ppo import tiny
-from wpr.ppo.generation import GenerationError, Sampling, SeededChoice, TransformersGeneration, response_seeds
+from wpr.ppo.generation import (
+    GenerationError,
+    Sampling,
+    SeededChoice,
+    TransformersGeneration,
+    generate_in_parts,
+    response_seeds,
+)
 from wpr.ppo.rollout import Prompts
 
 
@@ -52,6 +59,39 @@ def test_responses_do_not_depend_on_batch_mates_or_padding() -> None:
     for row, (ids, seed) in enumerate(zip(ROWS, seeds, strict=True)):
         alone = TransformersGeneration().generate(model, prompts([ids]), sampling(), [seed])
         assert together.tokens[row][together.mask[row]].tolist() == alone.tokens[0][alone.mask[0]].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 4, 6, None])
+def test_generation_in_parts_is_the_same(size: int | None) -> None:
+    model, seeds = sharp_policy(), response_seeds(0, 0, 0, len(ROWS))
+    whole = TransformersGeneration().generate(model, prompts(ROWS), sampling(), seeds)
+    parts = generate_in_parts(TransformersGeneration(), model, prompts(ROWS), sampling(), seeds, size)
+    assert torch.equal(parts.mask, whole.mask)
+    assert torch.equal(parts.tokens[parts.mask], whole.tokens[whole.mask])
+    assert torch.equal(parts.finished, whole.finished)
+    assert len({int(length) for length in whole.mask.sum(-1)}) > 1, "all of one length: nothing was padded"
+
+
+def test_a_fault_in_a_part_names_the_row_of_the_whole() -> None:
+    model = tiny.policy()
+    with torch.no_grad():
+        model.lm_head.weight[7] = torch.nan
+    with pytest.raises(GenerationError) as caught:
+        generate_in_parts(BadRow(4), model, prompts(ROWS), sampling(), response_seeds(0, 0, 0, len(ROWS)), 2)
+    assert caught.value.row == 4
+
+
+class BadRow(TransformersGeneration):
+    """Sampling that fails where one row of the whole is in the batch."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self.wanted = prompts(ROWS).input_ids[row]
+
+    def generate(self, policy, prompts, sampling, seeds):
+        if not (prompts.input_ids == self.wanted).all(-1).any():
+            policy = tiny.policy()
+        return super().generate(policy, prompts, sampling, seeds)
 
 
 def test_seeds_are_all_different_and_of_the_global_row() -> None:

@@ -20,7 +20,7 @@ from wpr.ppo.actor_critic import ActorCritic, positions_per_slice
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded, largest
 from wpr.ppo.faults import Fault
-from wpr.ppo.generation import Generation, GenerationError, Sampling, response_seeds
+from wpr.ppo.generation import Generation, GenerationError, Sampling, generate_in_parts, response_seeds
 from wpr.ppo.measures import LogitsError, Measures, SliceMeasures, finish, measure
 from wpr.ppo.metrics import Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
@@ -88,7 +88,8 @@ class Collector:
         seeds = response_seeds(self.config.seed, number, first, len(prompts))
         with self.stopwatch("generation"), self.accelerator.autocast():
             try:
-                responses = self.generation.generate(model, prompts, self.sampling, seeds)
+                size = self.config.generation_batch_size
+                responses = generate_in_parts(self.generation, model, prompts, self.sampling, seeds, size)
             except GenerationError as error:
                 fault = Fault(
                     "policy logits", str(error), texts[error.row], row=error.row, position=error.position,
@@ -138,7 +139,9 @@ class Collector:
             length = part_mask.shape[1]
             visit = self._visitor(part_ids, part_attention, part_mask, parts, errors, seen)
             slices = self.slices(int(part_mask.sum()), model)
-            _, part_values = model(part_ids, part_attention, part_mask, slices=slices, visit=visit)
+            # As in training also before it: until then the model has not been wrapped in the precision of the run.
+            with self.accelerator.autocast():
+                _, part_values = model(part_ids, part_attention, part_mask, slices=slices, visit=visit)
             values[rows, :length] = part_values.masked_fill(~part_mask, 0)
             seen += int(part_mask.sum())
         if not parts or errors:

@@ -118,6 +118,9 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     logits_memory_mb: float = _setting(
         2048.0, "Budget for full-vocabulary logits, of both models and all that is computed from them."
     )
+    generation_batch_size: int | None = _setting(
+        None, "Responses drawn at a time; None: all of a rollout, whose cache of keys and values must then fit."
+    )
     scoring_batch_size: int | None = _setting(
         None, "Sequences a forward pass when a rollout is scored; None: `per_device_train_batch_size`."
     )
@@ -163,6 +166,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
             "update_kl_limit": (self.update_kl_limit is None or self.update_kl_limit > 0, "positive, or None"),
             "reward_clip": (self.reward_clip is None or self.reward_clip > 0, "positive, or None"),
             "logits_memory_mb": (self.logits_memory_mb > 0, positive),
+            "generation_batch_size": (self.generation_batch_size is None or self.generation_batch_size >= 1, count),
             "scoring_batch_size": (self.scoring_batch_size is None or self.scoring_batch_size >= 1, count),
             "max_skipped_rollouts": (self.max_skipped_rollouts >= 0, "0 or more"),
             "log_completions": (self.log_completions >= 0, "0 or more"),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from wpr.language_models import plain_model
 from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
@@ -47,7 +48,7 @@ class GenerationError(FloatingPointError):
     """
 
     def __init__(self, row: int, position: int, value: float, rows: int) -> None:
-        self.row, self.position, self.value = row, position, value
+        self.row, self.position, self.value, self.rows = row, position, value, rows
         super().__init__(
             f"the policy's logits were not a distribution while sampling token {position} of response {row} (largest "
             f"logit {value}; {rows} response(s) affected)"
@@ -71,6 +72,32 @@ def response_seeds(seed: int, rollout: int, first: int, count: int) -> list[int]
         int(np.random.SeedSequence([seed, rollout, row]).generate_state(1, np.uint64)[0])
         for row in range(first, first + count)
     ]
+
+
+def generate_in_parts(
+    generation: Generation, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int], size: int | None
+) -> Responses:
+    """Responses to all prompts, ``size`` at a time: the cache of keys and values of a whole rollout may not fit. Every
+    response has its own seed, so that they come out the same.
+    """
+    if size is None or size >= len(prompts):
+        return generation.generate(policy, prompts, sampling, seeds)
+    parts: list[Responses] = []
+    failed: GenerationError | None = None
+    for start in range(0, len(prompts), size):
+        part = Prompts(prompts.input_ids[start : start + size], prompts.attention_mask[start : start + size])
+        try:
+            parts.append(generation.generate(policy, part, sampling, seeds[start : start + size]))
+        except GenerationError as error:  # the other parts still run: other processes may wait in their layers
+            failed = failed or GenerationError(error.row + start, error.position, error.value, error.rows)
+    if failed is not None:
+        raise failed
+    width = max(part.tokens.shape[1] for part in parts)
+    return Responses(
+        torch.cat([pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts]),
+        torch.cat([pad(part.mask, (0, width - part.mask.shape[1])) for part in parts]),
+        torch.cat([part.finished for part in parts]),
+    )
 
 
 class TransformersGeneration:

@@ -603,6 +603,7 @@ class PPOTrainer(ActorCriticTrainer):
             "metrics": self.metrics.state_dict(),
             "skipped": self.skipped,
             "loss": self._tr_loss.cpu(),
+            "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
         }
         checkpoints.save_state(state, Path(output_dir), args.process_index)
@@ -634,6 +635,7 @@ class PPOTrainer(ActorCriticTrainer):
             self.rollout = Rollout.from_state_dict(state["rollout"], args.device)
         self.metrics.load_state_dict(state["metrics"])
         self._tr_loss += state["loss"].to(args.device)
+        self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
         self._globalstep_last_logged = state["last_logged"]
 
 

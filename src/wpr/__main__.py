@@ -1,0 +1,5 @@
+"""`python -m wpr`, and with it `accelerate launch -m wpr`."""
+
+from wpr.cli import main
+
+main()

@@ -1,0 +1,321 @@
+"""The `wpr` command: thin, one function a command. What the commands do is in `wpr.pipeline`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from wpr import __version__
+
+app = typer.Typer(
+    name="wpr",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Align language models with RLHF, close in meaning to a reference model.\n\n"
+    "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, goes on where it "
+    "stopped.",
+)
+geometry_app = typer.Typer(no_args_is_help=True, help="Token geometries: distances between a model's tokens.")
+app.add_typer(geometry_app, name="geometry")
+out = Console(soft_wrap=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def _shipped(incomplete: str) -> list[str]:
+    """Completion of recipe names."""
+    from wpr.pipeline.recipe import shipped_recipes
+
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped recipe's name.", autocompletion=_shipped)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as ppo.beta=0.1.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and the plan; start nothing.")]
+OnChange = Annotated[
+    str,
+    typer.Option(
+        "--on-change",
+        help="A stage in the folder was made by other settings: [bold]refuse[/bold], [bold]restart[/bold] it (the old "
+        "one is moved to old/), or [bold]keep[/bold] it.",
+    ),
+]
+Policies = Annotated[
+    list[str] | None, typer.Option("--policy", "-p", help="A policy of the recipe; give it again for more.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    policy: Policies = None,
+    dry_run: DryRun = False,
+    on_change: OnChange = "refuse",
+) -> None:
+    """Run all stages of a recipe: data, SFT, reward model, PPO for each policy.
+
+    Stages that are done are skipped; one that was interrupted goes on from its last checkpoint.
+
+    [bold]Examples[/bold]
+
+        wpr run tiny
+
+        wpr run hh-gemma-2b model.name=my/model data.source=my.jsonl.gz
+
+        wpr run my-recipe.yaml --policy rkl --policy semantic ppo.beta=0.02
+
+        accelerate launch -m wpr run tldr-gemma-2b
+    """
+    _execute(recipe, overrides, policy, None, dry_run, on_change)
+
+
+@app.command()
+def sft(
+    recipe: RecipeArgument, overrides: Overrides = None, dry_run: DryRun = False, on_change: OnChange = "refuse"
+) -> None:
+    """Fine-tune the model on demonstrations (the recipe's [bold]sft[/bold] section).
+
+    [bold]Example[/bold]: wpr sft hh-gemma-2b sft.learning_rate=2e-5
+    """
+    _execute(recipe, overrides, None, "sft", dry_run, on_change)
+
+
+@app.command()
+def reward(
+    recipe: RecipeArgument, overrides: Overrides = None, dry_run: DryRun = False, on_change: OnChange = "refuse"
+) -> None:
+    """Train the reward model on preference pairs (the recipe's [bold]reward[/bold] section).
+
+    [bold]Example[/bold]: wpr reward hh-gemma-2b
+    """
+    _execute(recipe, overrides, None, "reward", dry_run, on_change)
+
+
+@app.command()
+def ppo(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    policy: Policies = None,
+    dry_run: DryRun = False,
+    on_change: OnChange = "refuse",
+) -> None:
+    """Train policies with PPO on the run's SFT and reward models.
+
+    [bold]Example[/bold]: wpr ppo hh-gemma-2b --policy semantic ppo.beta=0.02
+    """
+    _execute(recipe, overrides, policy, "ppo", dry_run, on_change)
+
+
+@app.command()
+def sweep(
+    recipe: RecipeArgument,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[SWEEP] [KEY=VALUE]...", help="A sweep of the recipe; settings.")
+    ] = None,
+    policy: Policies = None,
+    grid: Annotated[list[str] | None, typer.Option(help="key=value,value,...; give it again for more keys.")] = None,
+    dry_run: DryRun = False,
+    on_change: OnChange = "refuse",
+) -> None:
+    """Train several policies on one SFT and one reward model, and compare them.
+
+    [bold]Examples[/bold]
+
+        wpr sweep tldr-gemma-2b ablations
+
+        wpr sweep hh-gemma-2b beta --policy rkl --policy paper
+
+        wpr sweep my-recipe.yaml --grid ppo.beta=0.1,0.01 --grid regularizer.lam=5,10
+    """
+    given = list(arguments or [])
+    name = given.pop(0) if given and "=" not in given[0] else None
+    _execute(recipe, given, policy, None, dry_run, on_change, sweep_name=name, grid=grid or [], sweeping=True)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one.", autocompletion=_shipped)] = None,
+) -> None:
+    """List the shipped recipes, or show one with its comments.
+
+    [bold]Examples[/bold]: wpr recipes   |   wpr recipes tldr-gemma-2b > mine.yaml
+    """
+    from wpr.pipeline.recipe import find_recipe, shipped_recipes
+    from wpr.pipeline.yaml_file import read_yaml
+
+    if name is not None:
+        typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+        return
+    table = Table("recipe", "what it is", box=None)
+    for found, path in shipped_recipes().items():
+        table.add_row(found, str(read_yaml(path).values.get("description", "")))
+    out.print(table)
+
+
+@app.command()
+def doctor(recipe: Annotated[str | None, typer.Argument(help="What would it need?", autocompletion=_shipped)] = None,
+           overrides: Overrides = None) -> None:  # fmt: skip
+    """Say what is installed, which devices are usable, and what a recipe needs (memory, disk, downloads).
+
+    [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
+    """
+    from wpr.pipeline.doctor import examine, examine_recipe
+    from wpr.pipeline.recipe import load_recipe
+
+    loaded = None if recipe is None else load_recipe(recipe, overrides or [])
+    examine(out)
+    if loaded is not None:
+        examine_recipe(loaded, out)
+
+
+@geometry_app.command("build")
+def geometry_build(
+    model: Annotated[str, typer.Argument(help="A model's folder or hub name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("geometry.safetensors"),
+    metric: Annotated[str, typer.Option(help="euclidean or cosine.")] = "euclidean",
+    neighbours: Annotated[int, typer.Option(help="The paper's k1; 0 keeps all pairs.")] = 512,
+    scale: Annotated[str, typer.Option(help="median-nn, none, or a number.")] = "median-nn",
+) -> None:
+    """Measure the distances between a model's tokens and keep what the penalty needs of them in a file.
+
+    [bold]Example[/bold]: wpr geometry build runs/tiny/sft/model -o geometry.safetensors
+    """
+    from wpr.pipeline.geometry import build_geometry
+
+    out.print(build_geometry(model, output, metric, neighbours or None, scale))
+
+
+@geometry_app.command("show")
+def geometry_show(
+    model: Annotated[str, typer.Argument(help="A model's folder or hub name.")],
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file that `build` wrote for it.")] = None,
+    words: Annotated[list[str] | None, typer.Option("--word", "-w", help="Show this word's nearest tokens.")] = None,
+) -> None:
+    """Describe a model's token geometry: scale, tokens left out of it, nearest tokens of words.
+
+    [bold]Example[/bold]: wpr geometry show runs/tiny/sft/model -w house -w good
+    """
+    from wpr.pipeline.geometry import show_geometry
+
+    out.print(show_geometry(model, file, words or []), highlight=False)
+
+
+def _execute(
+    name: str,
+    overrides: list[str] | None,
+    policies: list[str] | None,
+    only: str | None,
+    dry_run: bool,
+    on_change: str,
+    sweep_name: str | None = None,
+    grid: list[str] | None = None,
+    sweeping: bool = False,
+) -> None:
+    """Load the recipe, plan it, and print the plan or carry it out."""
+    from wpr.pipeline.errors import RecipeError
+    from wpr.pipeline.recipe import load_recipe
+    from wpr.pipeline.sweep import members
+    from wpr.pipeline.typed import unknown
+
+    if on_change not in ("refuse", "restart", "keep"):
+        raise RecipeError(f"--on-change {on_change} must be refuse, restart or keep")
+    recipe = load_recipe(name, overrides or [])
+    for policy in policies or []:
+        if policy not in recipe.policy_names:
+            raise unknown(policy, recipe.policy_names, lambda _: f"recipe {recipe.name}: policies")
+    if only in ("sft", "reward") and getattr(recipe, only) is None:
+        raise RecipeError(f"recipe {recipe.name} has no {only} stage ({only}: null)")
+    changes = members(recipe, sweep_name, policies or [], grid or []) if sweeping else {}
+    chosen = list(changes) if sweeping else [] if only in ("sft", "reward") else policies
+    from wpr.pipeline.run import plan
+
+    stages = plan(recipe, chosen or ([] if only in ("sft", "reward") else None), changes)
+    if only == "sft":
+        stages = [stage for stage in stages if stage.name != "reward"]
+    if dry_run:
+        from wpr.pipeline.plan_view import show_plan
+
+        show_plan(recipe, stages, out)
+        return
+    from wpr.pipeline.run import Run
+    from wpr.pipeline.summary import show_results
+
+    work = Run(recipe, on_change, say=lambda text: err.print(text))  # type: ignore[arg-type]
+    results = work.execute(stages, None if only is None else {only})
+    show_results(results, work.folder.path, out)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """A polite kill (SIGTERM) ends a run as Ctrl-C does: the manifest says so, and locks are released."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main() -> None:
+    """Run the command; errors are told in a paragraph, and with --debug in full."""
+    from wpr.pipeline.errors import FAILED, INTERRUPTED, UserError, explain
+
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]  # wherever it stands
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    code = 0
+    try:
+        with _signals():
+            app()
+    except KeyboardInterrupt:
+        err.print("\nInterrupted. What is complete is kept: the same command goes on from the last checkpoint.")
+        code = INTERRUPTED
+    except SystemExit as error:
+        if error.code == 128 + signal.SIGTERM:
+            err.print("\nTerminated. What is complete is kept: the same command goes on from the last checkpoint.")
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        told = explain(error, None) or str(error).strip() or type(error).__name__
+        if not isinstance(error, UserError | ValueError | OSError | RuntimeError):
+            told = f"{type(error).__name__}: {told}"
+        err.print(f"[bold red]Error:[/bold red] {_one_paragraph(told)}")
+        code = getattr(error, "exit_code", FAILED)
+    if code:
+        raise SystemExit(code)
+
+
+def _one_paragraph(text: str) -> str:
+    from rich.markup import escape
+
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return escape(" ".join(lines) + "" if lines else text)

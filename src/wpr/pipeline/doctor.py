@@ -1,0 +1,123 @@
+"""`wpr doctor`: what is installed and usable here, and what a recipe would need."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from wpr.pipeline.environment import machine, versions
+from wpr.pipeline.estimates import downloads, estimate, model_size
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.run import plan
+from wpr.pipeline.stage import has_bf16
+
+EXTRAS = {"trl": "train", "datasets": "train", "peft": "lora", "tensorboard": "train", "deepspeed": "deepspeed"}
+
+
+def examine(console: Console) -> None:
+    """Print versions, devices, kernels and isolation."""
+    found = versions()
+    table = Table("part", "state", title="installed", show_header=False)
+    for name in ("python", "wpr", "torch", "transformers", "accelerate", *EXTRAS, "triton"):
+        missing = f"missing; pip install 'wpr[{EXTRAS[name]}]'" if name in EXTRAS else "missing"
+        table.add_row(name, found.get(name, missing))
+    console.print(table)
+    here = machine()
+    table = Table("part", "state", title="this machine", show_header=False)
+    table.add_row("system", here.system)
+    table.add_row("cores, memory", f"{here.cores}, {gigabytes(here.memory)}")
+    for gpu in here.gpus:
+        table.add_row("GPU", f"{gpu['name']}, {gigabytes(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}")
+    if not here.gpus:
+        table.add_row("GPU", "none that torch can use; training runs on the CPU, in float32")
+    table.add_row("penalty", "torch on the GPU" if here.gpus else "torch on the CPU")
+    table.add_row("code sandbox", _isolation())
+    table.add_row("hub", "offline (HF_HUB_OFFLINE)" if offline() else "reached for models and data that are not here")
+    console.print(table)
+
+
+def offline() -> bool:
+    """Whether the user has told the hub's client to stay offline."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+
+
+def _isolation() -> str:
+    if importlib.util.find_spec("wpr.rewards.code") is None:
+        return "not part of this installation"
+    from wpr.rewards.code import isolation
+
+    return str(isolation())
+
+
+def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Print what each stage of the recipe needs; the same numbers as a dictionary, in bytes."""
+    size = model_size(recipe.model.name)
+    stages = plan(recipe)
+    here = machine()
+    if size is None:
+        made = "{prepare}" in recipe.model.name
+        console.print(
+            f"{recipe.model.name}: "
+            + ("made by the prepare stage; run once to see its size" if made else "no configuration on this machine, so "
+            f"that its size is unknown; `hf download {recipe.model.name} config.json` fetches it"),
+            soft_wrap=True,
+        )  # fmt: skip
+        return {}
+    estimates = [
+        estimate(stage, size, has_bf16() or (not here.gpus and recipe.model.precision == "bf16")) for stage in stages
+    ]
+    count = max(1, len(here.gpus))
+    table = Table(title=f"{recipe.name}: {size.parameters / 1e9:.3g} billion parameters ({size.source})")
+    for name in ("stage", "memory, one device", "sharded over 4", "sharded over 8", "disk"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for part in estimates:
+        table.add_row(part.stage, gigabytes(part.memory), gigabytes(part.sharded(4)), gigabytes(part.sharded(8)),
+                      gigabytes(part.disk))  # fmt: skip
+    console.print(table)
+    fetched = downloads(recipe, size)
+    for name, amount in fetched.items():
+        console.print(f"download: {name}, about {gigabytes(amount)}", soft_wrap=True)
+    disk = sum(part.disk for part in estimates)
+    free = free_space(recipe.folder)
+    console.print(f"disk: {gigabytes(disk)} in {recipe.folder} ({gigabytes(free)} free)", soft_wrap=True)
+    largest = max(part.memory for part in estimates)
+    has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
+    fits = largest <= has
+    sharded = max(part.sharded(count) for part in estimates) <= has
+    verdict = (
+        "fits on one device of this machine" if fits
+        else f"fits on {count} devices of this machine with ZeRO-3 or FSDP (docs/recipes.md)" if sharded
+        else f"does not fit here ({gigabytes(has)} a device): use more or larger devices, model.lora, or smaller batches"
+    )  # fmt: skip
+    console.print(f"memory: {verdict}", soft_wrap=True)
+    if disk > free:
+        console.print("disk: NOT enough space; free some, or lower save_total_limit", soft_wrap=True)
+    return {
+        "parameters": size.parameters,
+        "memory": {part.stage: part.memory for part in estimates},
+        "disk": disk,
+        "downloads": fetched,
+        "fits": fits,
+        "enough_disk": disk <= free,
+    }
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free where a folder is or will be."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def gigabytes(amount: float) -> str:
+    """Bytes for a reader."""
+    if amount != amount:
+        return "unknown size"
+    return f"{amount / 1e9:.1f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"

@@ -1,0 +1,78 @@
+"""Faults that a user can mend: one paragraph each, and the exit code that goes with them."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+"""Exit codes: a recipe, data or setting that is wrong; a run that broke off; Ctrl-C."""
+
+
+class UserError(Exception):
+    """Something that the user can mend; the message is one paragraph that says what and how."""
+
+    exit_code = FAILED
+
+
+class RecipeError(UserError, ValueError):
+    """A recipe that cannot be read, or says something that makes no sense."""
+
+    exit_code = BAD_INPUT
+
+
+class RunFolderError(UserError):
+    """A run folder that cannot be used as it is."""
+
+    exit_code = BAD_INPUT
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether the error, or one that it came from, is a full disk. Writers in C++ and Rust tell it in words."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if re.search(r"no space left|os error 28|disk quota|PytorchStreamWriter failed writing", str(seen), re.I):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def explain(error: BaseException, folder: Path | None) -> str | None:
+    """One paragraph for an error of the machine rather than of the program; None where there is nothing to add."""
+    where = str(folder) if folder is not None else "the run folder"
+    if is_out_of_space(error):
+        free = "" if folder is None else f" ({_free(folder)} left)"
+        return (
+            f"The disk is full: nothing more could be written to {where}{free}. What was complete before is as it was. "
+            "Free some space, or lower save_total_limit of the stage, and run the same command again: it goes on from "
+            "the last complete checkpoint."
+        )
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+        return (
+            f"{error.filename or where} cannot be written or read ({error.strerror}). Choose another folder with "
+            "output=..., or change its permissions."
+        )
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return (
+            f"Out of memory: {first_line(error)} Lower per_device_train_batch_size of the stage (batch_size stays the "
+            "same, in more steps of accumulation), set gradient_checkpointing=true, or use model.lora; `wpr doctor "
+            "RECIPE` estimates what is needed. Then run again: it goes on from the last complete checkpoint."
+        )
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line, ended by a full stop."""
+    text = str(error).strip().splitlines()
+    line = text[0].strip() if text else type(error).__name__
+    return line if line.endswith((".", "!", "?")) else line + "."
+
+
+def _free(folder: Path) -> str:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB"

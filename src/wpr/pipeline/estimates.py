@@ -1,0 +1,182 @@
+"""What a recipe needs before it starts: parameters, memory of each stage, disk, downloads.
+
+Notation: N parameters of the model, V vocabulary, h hidden size, L layers, B sequences of T tokens on a device.
+
+Weights and optimizer are float32, so that training all weights takes 16 bytes a parameter: weight 4, gradient 4, Adam's
+two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the adapter's share is trained.
+
+    SFT     16 N + activations + logits                             logits:      B T V * 4 * 3 (float32; their
+    reward  16 N + activations of 2 B sequences                                  log-softmax and gradient)
+    PPO     16 N (policy) + 16 N (critic) + 4 N (reference) + 4 N (reward model), and the larger of activations +
+            logits_memory_mb and the cache of keys and values of the responses that are drawn together
+
+Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
+states of all layers, 56 B T h bytes a layer in half precision (fitted to measured peaks) and twice that in float32.
+T is the longest that the recipe allows. Estimates, meant to be right within a third; `docs/recipes.md` compares them
+with measured peaks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from wpr.pipeline.arguments import trainer_arguments
+from wpr.pipeline.recipe import Recipe, config_class
+from wpr.pipeline.run import PlannedStage
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What decides a model's memory. source: where the numbers come from."""
+
+    parameters: int
+    vocabulary: int
+    hidden: int
+    layers: int
+    key_value_width: int
+    source: str
+
+
+KNOWN = {
+    "google/gemma-2b": ModelSize(2_506_172_416, 256_000, 2048, 18, 256, "known"),
+    "google/gemma-7b": ModelSize(8_537_680_896, 256_000, 3072, 28, 4096, "known"),
+    "google/codegemma-7b": ModelSize(8_537_680_896, 256_000, 3072, 28, 4096, "known"),
+    "google/codegemma-7b-it": ModelSize(8_537_680_896, 256_000, 3072, 28, 4096, "known"),
+    "Qwen/Qwen1.5-1.8B-Chat": ModelSize(1_836_828_672, 151_936, 2048, 24, 2048, "known"),
+}
+"""The paper's models, so that their recipes can be estimated without a network."""
+
+DOWNLOADS = {"tldr": 0.1e9, "full-hh": 0.2e9, "apps": 1.4e9}
+"""Bytes of the hub's datasets, roughly."""
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Bytes on one device that holds everything, by what they are for; the parts that sharding divides are `states`."""
+
+    stage: str
+    states: float
+    activations: float
+    disk: float
+
+    @property
+    def memory(self) -> float:
+        return self.states + self.activations
+
+    def sharded(self, devices: int) -> float:
+        """Bytes a device when ZeRO-3 or FSDP spreads weights, gradients and moments over so many."""
+        return self.states / devices + self.activations
+
+
+def model_size(name: str) -> ModelSize | None:
+    """Sizes of a model: from its folder or cached configuration, or from the table; None where neither is there."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        return KNOWN.get(name)
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelSize(
+        _count(config),
+        text.vocab_size,
+        text.hidden_size,
+        text.num_hidden_layers,
+        (getattr(text, "num_key_value_heads", None) or heads) * width,
+        "configuration",
+    )
+
+
+def _count(config: Any) -> int:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
+    """Memory and disk of one stage, on one device that holds everything."""
+    recipe, kind = stage.recipe, stage.name.partition("/")[0]
+    if kind == "prepare":
+        return StageEstimate(stage.name, 0, 0, 0)
+    settings = _settings(recipe, kind, bf16)
+    batch = settings["per_device_train_batch_size"]
+    tokens = recipe.data.max_prompt_tokens + recipe.data.max_completion_tokens
+    if kind == "ppo":
+        tokens = settings["max_prompt_length"] + settings["max_new_tokens"]
+    trained = 16 * size.parameters if recipe.model.lora is None else 4 * size.parameters + 16 * _adapter(recipe, size)
+    width = 2 if settings["bf16"] or settings["fp16"] else 4
+    rows = 2 * batch if kind == "reward" else batch
+    if kind == "ppo" and not settings["share_backbone"]:
+        rows = 2 * batch  # policy and critic
+    activations = _activations(size, rows * tokens, width, bool(settings["gradient_checkpointing"]))
+    frozen = 0.0
+    if kind == "sft":
+        activations += 3 * 4 * batch * tokens * size.vocabulary
+    if kind == "ppo":
+        shared = bool(settings["share_backbone"])
+        critic = 0 if shared else 16 * size.parameters
+        reference = 0 if recipe.model.lora is not None else 4 * size.parameters
+        scorer = 4 * size.parameters if recipe.scorer.kind == "model" else 0
+        frozen = critic + reference + scorer
+        rollout = batch * settings["gradient_accumulation_steps"] * settings["num_minibatches"]
+        together = min(rollout, settings["generation_batch_size"] or rollout)
+        cache = 2 * width * size.key_value_width * size.layers * tokens * together
+        activations = max(activations + settings["logits_memory_mb"] * 2**20, cache)
+    saved = 4 * size.parameters
+    optimizer = 8 * size.parameters if recipe.model.lora is None else 8 * _adapter(recipe, size)
+    parts = 2 if kind == "ppo" and not settings["share_backbone"] else 1
+    kept = settings.get("save_total_limit") or 2
+    return StageEstimate(stage.name, trained + frozen, activations, saved + kept * parts * (saved + optimizer))
+
+
+def _settings(recipe: Recipe, kind: str, bf16: bool) -> dict[str, Any]:
+    from pathlib import Path
+
+    kinds = dataclasses.fields(config_class(kind))
+    defaults = {field.name: field.default for field in kinds if field.default is not dataclasses.MISSING}
+    return defaults | trainer_arguments(recipe, kind, Path("."), 1, bf16)
+
+
+def _adapter(recipe: Recipe, size: ModelSize) -> int:
+    """Parameters of adapters on all linear layers, about: seven matrices a layer whose sides add up to 20 h."""
+    assert recipe.model.lora is not None
+    return recipe.model.lora.r * 20 * size.hidden * size.layers
+
+
+def _activations(size: ModelSize, tokens: int, width: int, checkpointing: bool) -> float:
+    layer = 28 * width * tokens * size.hidden
+    if checkpointing:
+        return width * tokens * size.hidden * size.layers + layer
+    return layer * size.layers
+
+
+def downloads(recipe: Recipe, size: ModelSize | None) -> dict[str, float]:
+    """Bytes that would come from the hub, by name; nothing for what lies on this machine."""
+    from pathlib import Path
+
+    found: dict[str, float] = {}
+    if (
+        not recipe.model.name.startswith("{")
+        and not Path(recipe.model.name).exists()
+        and not _cached(recipe.model.name)
+    ):
+        found[recipe.model.name] = 2.0 * size.parameters if size is not None else float("nan")
+    if recipe.data.source is None and recipe.data.format in DOWNLOADS:
+        found[f"data ({recipe.data.format})"] = DOWNLOADS[recipe.data.format]
+    return found
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:
+        return False

@@ -1,0 +1,56 @@
+"""`wpr geometry`: token geometries of models by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wpr.pipeline.errors import UserError
+from wpr.pipeline.models import load_causal, load_tokenizer
+from wpr.pipeline.recipe import ModelSettings
+from wpr.transport.geometry import Scale, TokenGeometry, input_embeddings
+
+
+def build_geometry(model: str, path: Path, metric: str, neighbours: int | None, scale: str) -> str:
+    """Measure a model's vocabulary and write the file; words for what was found."""
+    geometry = TokenGeometry.from_embeddings(_embeddings(model), metric, neighbours, parse_scale(scale))
+    geometry.save(path)
+    return f"{geometry.describe()}\nwritten to {path}"
+
+
+def show_geometry(model: str, path: Path | None, words: list[str]) -> str:
+    """Words for a model's geometry, measured now or read from ``path``, with the nearest tokens of ``words``."""
+    weight = _embeddings(model)
+    if path is None:
+        geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
+    else:
+        geometry = TokenGeometry.load(path, weight)
+    lines = [geometry.describe()]
+    tokenizer = load_tokenizer(model) if words else None
+    for word in words:
+        lines.append(_neighbours(geometry, tokenizer, word))
+    return "\n".join(lines)
+
+
+def parse_scale(text: str) -> Scale:
+    """``median-nn``, ``none``, or a number."""
+    if text in ("none", "median-nn"):
+        return None if text == "none" else "median-nn"
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--scale {text!r} must be median-nn, none or a number") from None
+
+
+def _embeddings(model: str) -> Any:
+    return input_embeddings(load_causal(ModelSettings(model)))
+
+
+def _neighbours(geometry: TokenGeometry, tokenizer: Any, word: str) -> str:
+    ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
+    tokens, costs = geometry.nearest_tokens(ids[0])
+    shown = ", ".join(
+        f"{tokenizer.decode([token])!r} {cost:.2f}" for token, cost in zip(tokens.tolist(), costs.tolist(), strict=True)
+    )
+    part = "" if len(ids) == 1 else f" (of {len(ids)} tokens; the first is {tokenizer.decode([ids[0]])!r})"
+    return f"{word}{part}: {shown}"

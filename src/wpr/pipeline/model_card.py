@@ -1,0 +1,51 @@
+"""The model card of a stage's model: where it came from, how it was made, what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wpr.pipeline.environment import versions
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.yaml_file import to_yaml
+
+TITLES = {
+    "sft": "supervised fine-tuning",
+    "reward": "reward model",
+    "ppo": "PPO with a policy regularizer",
+}
+
+
+def model_card(recipe: Recipe, stage: str, results: dict[str, Any]) -> str:
+    """Markdown with the metadata block that the hub reads."""
+    kind = stage.partition("/")[0]
+    front = {
+        "base_model": recipe.model.name,
+        "library_name": "transformers",
+        "tags": ["wpr", kind],
+        "pipeline_tag": "text-classification" if kind == "reward" else "text-generation",
+    }
+    numbers = "\n".join(f"| {name} | {_shown(value)} |" for name, value in flatten(results).items())
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return (
+        f"---\n{to_yaml(front)}---\n\n# {recipe.name}: {stage}\n\n"
+        f"Made from {recipe.model.name} by {TITLES[kind]}"
+        f"{' (' + recipe.description + ')' if recipe.description else ''}.\n\n"
+        f"## Results\n\nOn held-out data unless the name says otherwise.\n\n| measure | value |\n|---|---|\n{numbers}\n\n"
+        f"## Recipe\n\n```yaml\n{to_yaml(recipe.as_dict())}```\n\n## Versions\n\n{packages}\n"
+    )
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested results with dotted names; lists, which belong in files, are left out."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}" if prefix else name
+        if isinstance(value, dict):
+            flat |= flatten(value, key)
+        elif not isinstance(value, list):
+            flat[key] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,157 @@
+"""The PPO stage: `PPOTrainer` from the SFT model under the policy's regularizer, measured on held-out prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wpr.pipeline.arguments import make_config
+from wpr.pipeline.errors import RecipeError
+from wpr.pipeline.folder import write_atomically
+from wpr.pipeline.model_card import model_card
+from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
+from wpr.pipeline.recipe import Recipe, ScorerSettings
+from wpr.pipeline.regularizer import build_regularizer
+from wpr.pipeline.stage import Stage, is_main_process
+from wpr.pipeline.training import MetricsFile, forget_partial_checkpoints, last_training_log, learned, release
+from wpr.ppo.checkpoints import last_complete_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def train_ppo(stage: Stage) -> dict[str, Any]:
+    """Train and save the policy; results with what held-out responses are worth before and after, and how far the
+    policy went for it.
+    """
+    from transformers import set_seed
+
+    from wpr.ppo import PPOTrainer
+
+    recipe = stage.recipe
+    tokenizer = load_tokenizer(stage.sft_model)
+    rows = stage.rows(tokenizer)
+    held_out = rows.held_out[: recipe.evaluation.prompts]
+    stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
+    args = make_config("ppo", {"stop_token_ids": stops} | stage.arguments())
+    set_seed(args.seed)  # a new head's weights are drawn from here
+    reference = load_causal(recipe.model, stage.sft_model)
+    trainer = PPOTrainer(
+        load_causal(recipe.model, stage.sft_model),
+        args,
+        reward=make_scorer(recipe.scorer, stage.reward_model),
+        regularizer=build_regularizer(recipe.regularizer, reference),
+        reference=None if recipe.model.lora is not None else reference,
+        critic=None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id),
+        train_dataset=rows.train,
+        eval_dataset=held_out or None,
+        processing_class=tokenizer,
+        peft_config=lora_config(recipe.model.lora, "CAUSAL_LM"),
+    )
+    trainer.console.title = stage.name
+    results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
+    if held_out:
+        results["before"] = measure(trainer, stage.folder / "responses-before.jsonl")
+    trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+    forget_partial_checkpoints(stage.checkpoints)
+    trainer.train(resume_from_checkpoint=last_complete_checkpoint(stage.checkpoints) is not None)
+    results["steps"] = trainer.state.global_step
+    results["train"] = last_training_log(trainer.state.log_history)
+    if held_out:
+        results["after"] = measure(trainer, stage.folder / "responses.jsonl")
+        results["win_rate_before"] = win_rate(
+            read_scores(stage.folder / "responses.jsonl"), read_scores(stage.folder / "responses-before.jsonl")
+        )
+    if trainer.args.should_save:
+        policy = trainer.actor_critic.policy
+        save_model(policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results))
+    release(trainer)
+    return results
+
+
+def critic_of(stage: Stage) -> str:
+    """Where the critic starts: the reward model if there is one, else the SFT model with a new head."""
+    if stage.recipe.critic != "auto":
+        return stage.recipe.critic
+    if stage.recipe.reward is not None:
+        return str(stage.run.stage("reward") / "model")
+    return stage.sft_model
+
+
+def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
+    """What PPO maximises, ready to score."""
+    if settings.kind == "function":
+        from wpr.rewards import FunctionReward
+
+        assert settings.function is not None
+        return FunctionReward(import_function(settings.function, "scorer.function"))
+    if settings.kind == "code":
+        from wpr.rewards.code import CodeReward, Limits
+
+        try:
+            limits = Limits(**settings.limits)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"scorer.limits: {error}") from None
+        return CodeReward(limits=limits, workers=settings.workers, unsafe=settings.unsafe)
+    from wpr.rewards import RewardModel
+
+    assert reward_model is not None
+    return RewardModel.from_pretrained(reward_model)
+
+
+def import_function(name: str, setting: str) -> Callable[..., Any]:
+    """``package.module:function``, imported."""
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise RecipeError(f"{setting}={name!r} must be package.module:function")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"{setting}={name!r} cannot be imported: {error}; install the package, or run where it can be found"
+        ) from None
+    if not callable(found):
+        raise RecipeError(f"{setting}={name!r} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def measure(trainer: Any, path: Path) -> dict[str, float]:
+    """Evaluate on the held-out prompts; the responses go to ``path``."""
+    metrics = learned(trainer.evaluate())
+    if is_main_process():
+        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in trainer.evaluated)
+        write_atomically(path, "".join(lines))
+    found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    return found | by_difficulty(trainer.evaluated)
+
+
+def by_difficulty(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """pass@1 of code problems: the share whose tests all pass, which is a score of 1, by difficulty."""
+    groups: dict[str, list[bool]] = {}
+    for row in rows:
+        if "input_output" in row["columns"]:
+            difficulty = str(row["columns"].get("difficulty") or "unknown")
+            for name in ("all", difficulty):
+                groups.setdefault(name, []).append(row["score"] >= 1.0)
+    return {f"pass_at_1_{name}": sum(passed) / len(passed) for name, passed in groups.items()}
+
+
+def read_scores(path: Path) -> list[float]:
+    """The scores in a file of responses, in its order."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line)["score"] for line in file]
+
+
+def win_rate(scores: list[float], others: list[float]) -> float:
+    """Share of prompts on which the first is scored higher, equal scores counting half."""
+    wins = [1.0 if own > other else 0.5 if own == other else 0.0 for own, other in zip(scores, others, strict=True)]
+    return sum(wins) / len(wins)
+
+
+def decisive_scorer(recipe: Recipe) -> dict[str, Any]:
+    """What of the scorer decides PPO's outcome."""
+    return {name: value for name, value in dataclasses.asdict(recipe.scorer).items() if name != "workers"}

@@ -1,0 +1,446 @@
+"""A recipe: everything an experiment consists of, in one typed file.
+
+A recipe is YAML. It may build on another one (`extends:`), the command line may change any of its settings
+(`ppo.beta=0.1`), and its `policies:` are PPO runs that share one SFT model and one reward model and differ in what they
+name: `policies.rkl.regularizer`, `policies.rkl.ppo`. `docs/recipes.md` describes every section.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from wpr.data import DataSettings, SplitSettings
+from wpr.pipeline.errors import RecipeError
+from wpr.pipeline.regularizer import RegularizerSettings
+from wpr.pipeline.typed import Where, build, check_fields, field_types, unknown
+from wpr.pipeline.yaml_file import YamlFile, parse_value, read_yaml
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""The shipped ones."""
+
+STAGES = ("sft", "reward", "ppo")
+OWNED = {
+    "output_dir": "the run folder holds it; set `output`",
+    "seed": "all stages take the recipe's `seed`",
+    "resume_from_checkpoint": "running again resumes by itself",
+    "do_train": "a stage that is in the recipe is trained",
+}
+"""Settings of the trainers that the pipeline sets itself."""
+
+
+@dataclass
+class LoraSettings:
+    """Low-rank adapters instead of training all weights. The trained adapter is merged into the model that is saved.
+
+    r: rank. alpha: scale of the adapter, over r. dropout: within the adapter. target_modules: which layers get one.
+    """
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass
+class ModelSettings:
+    """The model that SFT starts from.
+
+    name: a folder, or a name on the hub. ``{prepare}`` stands for what the prepare stage made.
+    revision: of the hub's repository.
+    precision: what matrices are multiplied in; weights and optimizer are float32 in any case. ``auto``: bf16 on GPUs
+        that have it, float32 elsewhere.
+    attention: transformers' ``attn_implementation``; null: its own choice.
+    lora: adapters instead of training all weights, in every stage.
+    """
+
+    name: str
+    revision: str | None = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    attention: str | None = None
+    lora: LoraSettings | None = None
+
+
+@dataclass
+class PrepareSettings:
+    """A stage before all others that makes files: a model, data.
+
+    function: ``package.module:function``, called with the stage's folder, the seed and ``options``.
+    options: passed on by name.
+    """
+
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ScorerSettings:
+    """What PPO maximises.
+
+    kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function.
+    name: folder or hub name of a reward model; null: the one that the reward stage trains.
+    function: ``package.module:function``, see `wpr.rewards.FunctionReward`.
+    workers: programs run at a time; null: one a core. unsafe: run programs without isolation if there is none.
+    limits: of one program's run, see `wpr.rewards.code.Limits`.
+    """
+
+    kind: Literal["model", "code", "function"] = "model"
+    name: str | None = None
+    function: str | None = None
+    workers: int | None = None
+    unsafe: bool = False
+    limits: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluationSettings:
+    """What policies are measured on when they are trained.
+
+    prompts: how many held-out prompts policies answer, at most; 0: none.
+    rows: how many held-out rows SFT and the reward model are measured on, at most.
+    """
+
+    prompts: int = 64
+    rows: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "rows"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+
+
+@dataclass
+class SweepSettings:
+    """Several policies trained after each other: those named, or every combination of a grid's values.
+
+    policies: their names. grid: dotted settings to lists of values, of each of the policies.
+    """
+
+    policies: list[str] = field(default_factory=list)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.policies and not self.grid:
+            raise ValueError("a sweep needs policies, a grid, or both")
+
+
+@dataclass
+class Recipe:
+    """An experiment. Sections `sft`, `reward` and `ppo` hold the fields of TRL's ``SFTConfig`` and ``RewardConfig`` and
+    of `wpr.PPOConfig`, and ``batch_size``, the number of rows of an optimizer step over all devices.
+
+    name: names the run. description: one line. output: the run's folder, ``{name}`` being the name.
+    seed: of everything that is drawn.
+    sft, reward: null leaves the stage out.
+    critic: ``auto`` starts from the reward model, or from the SFT model where none is trained; or a folder.
+    policies: PPO runs by name, each with what it changes in `regularizer` and `ppo`. A `regularizer` with another
+        `name` or `preset` stands by itself, one without changes the recipe's.
+    train: the policies that `wpr run` trains; null: all.
+    """
+
+    name: str
+    model: ModelSettings
+    data: DataSettings
+    description: str = ""
+    seed: int = 0
+    output: str = "runs/{name}"
+    prepare: PrepareSettings | None = None
+    split: SplitSettings = field(default_factory=SplitSettings)
+    sft: dict[str, Any] | None = None
+    reward: dict[str, Any] | None = None
+    scorer: ScorerSettings = field(default_factory=ScorerSettings)
+    critic: str = "auto"
+    ppo: dict[str, Any] = field(default_factory=dict)
+    regularizer: RegularizerSettings = field(default_factory=RegularizerSettings)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    train: list[str] | None = None
+    sweeps: dict[str, SweepSettings] = field(default_factory=dict)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    source: RecipeSource | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output.format(name=self.name)).expanduser()
+
+    @property
+    def policy_names(self) -> list[str]:
+        """All policies; a recipe that names none has one, called ``policy``."""
+        return list(self.policies) or ["policy"]
+
+    @property
+    def trained_policies(self) -> list[str]:
+        """Those that `wpr run` trains."""
+        return self.policy_names if self.train is None else list(self.train)
+
+    def policy(self, name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """The recipe of one policy: its changes put into `regularizer` and `ppo`, then ``changes`` (dotted)."""
+        if name not in self.policy_names:
+            raise unknown(name, self.policy_names, lambda _: f"recipe {self.name}")
+        assert self.source is not None
+        return self.source.recipe(name, changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for files and for the reader."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RegularizerSettings):
+        return value.given()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """What a recipe was made from: the merged values, the command line's changes, and where each key came from."""
+
+    values: dict[str, Any]
+    changes: dict[str, Any]
+    origins: dict[str, str]
+
+    def where(self, key: str) -> str:
+        """Words for where ``key``, or the nearest one above it, was set."""
+        while key and key not in self.origins:
+            key = key.rpartition(".")[0]
+        return self.origins.get(key, "recipe")
+
+    def recipe(self, policy: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """The typed recipe; for one policy, with that policy's changes below those of the command line."""
+        values = merge_dotted(self.values, self.changes)
+        if policy is not None:
+            own = (values.get("policies") or {}).get(policy) or {}
+            values = merge(values, own)
+            late = {k: v for k, v in self.changes.items() if k.split(".")[0] in ("regularizer", "ppo")}
+            values = merge_dotted(values, {**late, **(changes or {})})
+        recipe = _typed(values, self.where, check_policies=policy is None)
+        recipe.source = self
+        return recipe
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe file, or a shipped recipe by its name, with dotted ``key=value`` overrides."""
+    file = _read(find_recipe(name))
+    changes: dict[str, Any] = {}
+    origins = dict(file.origins)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"command line: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
+        changes[key.strip()] = parse_value(value)
+        origins[key.strip()] = f"command line ({text})"
+    source = RecipeSource(file.values, changes, origins)
+    recipe = source.recipe()
+    for policy in recipe.policy_names:  # an error in any of them is told now, not hours later
+        source.recipe(policy)
+    return recipe
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Names and files of the recipes in the package; those that others build on begin with ``_``."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml")) if not path.name.startswith("_")}
+
+
+def find_recipe(name: str, beside: Path | None = None) -> Path:
+    """The file of a recipe: a path, relative to ``beside`` or the working folder, or a shipped recipe's name."""
+    candidates = [Path(name).expanduser(), *([beside / name] if beside is not None else [])]
+    for path in candidates:
+        if path.is_file():
+            return path
+        if path.suffix in (".yaml", ".yml") and path.is_dir():
+            raise RecipeError(f"{path} is a folder; name a recipe file")
+    shipped = RECIPES / f"{name}.yaml"
+    if re.fullmatch(r"[\w.-]+", name) and shipped.is_file():
+        return shipped
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        raise RecipeError(f"there is no recipe file {name}; `wpr recipes` lists the shipped ones")
+    raise unknown(name, shipped_recipes(), lambda _: "recipe").with_traceback(None)
+
+
+@dataclass(frozen=True)
+class _Read:
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+
+def _read(path: Path, chain: tuple[Path, ...] = ()) -> _Read:
+    """A file's values over those of the files that it extends."""
+    if path in chain:
+        raise RecipeError(f"{path} extends itself, through {' -> '.join(map(str, chain))}; break the circle")
+    shown = path.stem if path.parent == RECIPES else str(path)
+    file: YamlFile = read_yaml(path, shown)
+    origins = {key: file.where(key) for key in file.lines}
+    values = dict(file.values)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return _Read(values, origins)
+    if not isinstance(parent, str):
+        raise RecipeError(f"{file.where('extends')}: extends={parent!r} must be the name of a recipe")
+    base = _read(find_recipe(parent, path.parent), (*chain, path))
+    return _Read(merge(base.values, values), base.origins | origins)
+
+
+_FILES = ("revision", "files", "validation", "validation_files")
+RESETS = {
+    "regularizer": {"name": None, "preset": None},
+    "data": {"format": ("source", *_FILES, "columns"), "source": _FILES},
+    "model": {"name": ("revision",)},
+}
+"""Settings that say what a thing is, by section, and those that belonged to the old one and go with it (None: all)."""
+
+
+def without_old(section: str, below: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """A section as it was, less what has no meaning for what ``top`` makes of it."""
+    kept = dict(below)
+    for key, gone in RESETS.get(section, {}).items():
+        if key in top and top[key] != below.get(key):
+            kept = {} if gone is None else {name: value for name, value in kept.items() if name not in gone}
+    return kept
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """``top`` over ``base``, section by section. Another regularizer, dataset or model takes nothing of the old one's
+    own settings with it: see `RESETS`.
+    """
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = merge(without_old(key, below, value), value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def merge_dotted(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted changes, taken together, over nested settings."""
+    top: dict[str, Any] = {}
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = top
+        for section in sections:
+            below = place.setdefault(section, {})
+            if not isinstance(below, dict):
+                raise RecipeError(f"command line: {key} is set, and so is the whole of {section}; keep one of them")
+            place = below
+        place[last] = value
+    return merge(values, top)
+
+
+def _typed(values: dict[str, Any], where: Where, check_policies: bool) -> Recipe:
+    known = field_types(Recipe)
+    for name in values:
+        if name not in known:
+            raise unknown(name, [*known, "extends"], where)
+    values = dict(values)
+    for name in ("name", "model", "data"):
+        if values.get(name) is None:
+            raise RecipeError(f"{where('')}: {name} is missing; every recipe needs one")
+    values["sweeps"] = values.get("sweeps") or {}
+    # A policy that is null was taken out by a recipe that builds on another one.
+    policies = values.get("policies") or {}
+    values["policies"] = {name: own for name, own in policies.items() if own is not None}
+    for section in STAGES:
+        values[section] = _stage(section, values.get(section), where)
+    recipe: Recipe = build(Recipe, values, "", where)
+    _check_names(recipe, where)
+    _check_scorer(recipe, where)
+    if check_policies:
+        _check_policies(recipe, where)
+    return recipe
+
+
+def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
+    if values is None:
+        return None if section != "ppo" else {}
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{where(section)}: {section}={values!r} must be settings, or null to leave the stage out")
+    for name, reason in OWNED.items():
+        if name in values:
+            raise RecipeError(f"{where(f'{section}.{name}')}: {section}.{name} cannot be set: {reason}")
+    checked = check_fields(config_class(section), values, section, where, extra={"batch_size": int})
+    if "batch_size" in checked and "gradient_accumulation_steps" in checked:
+        raise RecipeError(
+            f"{where(f'{section}.batch_size')}: {section} sets batch_size and gradient_accumulation_steps; the first, "
+            "with per_device_train_batch_size and the number of devices, gives the second: leave one of them out"
+        )
+    if checked.get("batch_size", 1) < 1:
+        raise RecipeError(f"{where(f'{section}.batch_size')}: {section}.batch_size must be 1 or more")
+    return checked
+
+
+@cache
+def config_class(section: str) -> type:
+    """The class whose fields a stage's section holds."""
+    if section == "ppo":
+        from wpr.ppo import PPOConfig
+
+        return PPOConfig
+    try:
+        if section == "sft":
+            from trl import SFTConfig
+
+            return SFTConfig  # type: ignore[no-any-return]
+        from trl import RewardConfig
+
+        return RewardConfig  # type: ignore[no-any-return]
+    except ImportError:
+        raise RecipeError("SFT and reward models need TRL; install it with `pip install 'wpr[train]'`") from None
+
+
+def _check_names(recipe: Recipe, where: Where) -> None:
+    for kind, names in (("name", [recipe.name]), ("policies", recipe.policies), ("sweeps", recipe.sweeps)):
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=+-]*", name):
+                raise RecipeError(
+                    f"{where(kind)}: {kind} {name!r} becomes a folder's name; use letters, digits, '.', '-' and '_'"
+                )
+    try:
+        recipe.output.format(name=recipe.name)
+    except (KeyError, IndexError, ValueError):
+        raise RecipeError(
+            f"{where('output')}: output={recipe.output!r} may hold {{name}} and no other braces"
+        ) from None
+
+
+def _check_scorer(recipe: Recipe, where: Where) -> None:
+    scorer = recipe.scorer
+    if scorer.kind == "model" and scorer.name is None and recipe.reward is None:
+        raise RecipeError(
+            f"{where('scorer')}: there is no reward: train one (reward: {{...}}), name one (scorer.name: folder), or "
+            "set scorer.kind to code or function"
+        )
+    if scorer.kind == "function" and not scorer.function:
+        raise RecipeError(f"{where('scorer')}: scorer.kind=function needs scorer.function: package.module:function")
+    if scorer.kind == "code" and recipe.data.format != "apps":
+        raise RecipeError(
+            f"{where('scorer.kind')}: scorer.kind=code needs problems with tests, data.format: apps (it is "
+            f"{recipe.data.format})"
+        )
+
+
+def _check_policies(recipe: Recipe, where: Where) -> None:
+    for name, own in recipe.policies.items():
+        for key in own:
+            if key not in ("regularizer", "ppo"):
+                raise unknown(f"policies.{name}.{key}", ["regularizer", "ppo"], where, f"policies.{name}")
+    for name in recipe.train or []:
+        if name not in recipe.policy_names:
+            raise unknown(name, recipe.policy_names, lambda _: f"{where('train')}: train")
+    for sweep, settings in recipe.sweeps.items():
+        for name in settings.policies:
+            if name not in recipe.policy_names:
+                raise unknown(name, recipe.policy_names, lambda _, sweep=sweep: f"{where('sweeps')}: sweep {sweep}")  # type: ignore[misc]

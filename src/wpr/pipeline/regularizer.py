@@ -1,0 +1,132 @@
+"""A recipe's regularizer: its settings, and the object made from them on the reference's embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from wpr.regularizers.f_divergences import Alpha
+from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
+from wpr.regularizers.wasserstein import PRESETS, Wasserstein
+
+_GEOMETRY = ("metric", "neighbours", "scale", "embeddings")
+_SOLVER = tuple(field.name for field in dataclasses.fields(PRESETS["paper"]))
+
+
+@dataclass
+class RegularizerSettings:
+    """Which leash, and how tight its parts are; null leaves a part at its preset's or class's default.
+
+    name: of `wpr.regularizers`: wasserstein, reverse-kl, forward-kl, jensen-shannon, alpha, total-variation,
+        chi-squared, squared-hellinger, or an alias of one.
+    estimator: of f-divergences: ``gradient``, or ``paper`` for the paper's penalty f(u)/u. alpha: of ``alpha``.
+    gauge: of all: ``value`` or ``raw``.
+    preset: of ``wasserstein``: ``semantic`` or ``paper``.
+    metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings. neighbours: the paper's k1, or ``all``.
+    scale: unit of cost: ``median-nn``, ``none``, or a number.
+    embeddings: a model of the same tokenizer (folder or hub name) whose embeddings give the costs; null: the
+        reference's own.
+    lam, k2, iterations, tolerance, marginals, rho, floor, debias, scaled: see `wpr.regularizers.wasserstein`.
+    """
+
+    name: str = "wasserstein"
+    estimator: Literal["gradient", "paper"] | None = None
+    alpha: float | None = None
+    preset: Literal["semantic", "paper"] | None = None
+    metric: Literal["euclidean", "cosine"] | None = None
+    neighbours: int | Literal["all"] | None = None
+    scale: str | float | None = None
+    embeddings: str | None = None
+    lam: float | None = None
+    k2: int | None = None
+    iterations: int | None = None
+    tolerance: float | None = None
+    marginals: Literal["balanced", "unbalanced"] | None = None
+    rho: float | None = None
+    floor: float | None = None
+    debias: bool | None = None
+    gauge: Literal["raw", "value"] | None = None
+    scaled: bool | None = None
+
+    def __post_init__(self) -> None:
+        known = ALIASES.get(self.name, self.name)
+        if known not in REGULARIZERS:
+            make_regularizer(self.name)  # raises, with the nearest name
+        if self.scale is not None and isinstance(self.scale, str) and self.scale not in ("median-nn", "none"):
+            raise ValueError(f"scale={self.scale!r} must be median-nn, none or a number")
+        foreign = ("estimator", "alpha") if self.is_wasserstein else ("preset", *_GEOMETRY, *_SOLVER)
+        foreign = tuple(name for name in foreign if name != "gauge")
+        if known == "alpha":
+            foreign = tuple(name for name in foreign if name != "alpha")
+        elif not self.is_wasserstein:
+            foreign = (*foreign, "alpha")
+        for name in foreign:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)!r} has no meaning for {self.name}; leave it out")
+        if self.is_wasserstein:
+            self.solver()
+        else:
+            make_regularizer(self.name, **self.options())
+
+    @property
+    def is_wasserstein(self) -> bool:
+        return ALIASES.get(self.name, self.name) == "wasserstein"
+
+    def given(self) -> dict[str, Any]:
+        """The parts that are set."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def options(self) -> dict[str, Any]:
+        """What an f-divergence is made with."""
+        values = {name: getattr(self, name) for name in ("estimator", "alpha", "gauge")}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def solver(self) -> dict[str, Any]:
+        """Every setting of the Wasserstein penalty, the preset's where none is given."""
+        changed = {name: getattr(self, name) for name in _SOLVER if getattr(self, name) is not None}
+        return dataclasses.asdict(dataclasses.replace(PRESETS[self.preset or "semantic"], **changed))
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the penalty, defaults written out."""
+        if self.is_wasserstein:
+            geometry = {"metric": self.metric or "euclidean", "neighbours": self.neighbours or 512,
+                        "scale": self.scale or "median-nn", "embeddings": self.embeddings}  # fmt: skip
+            return {"name": "wasserstein", "preset": self.preset or "semantic", **geometry, **self.solver()}
+        known = ALIASES.get(self.name, self.name)
+        values: dict[str, Any] = {"name": known, "estimator": self.estimator or "gradient"}
+        if known == "alpha":
+            values["alpha"] = Alpha().alpha if self.alpha is None else self.alpha
+        return values
+
+
+def build_regularizer(settings: RegularizerSettings, reference: Any) -> Any:
+    """The regularizer on ``reference``'s embeddings, or on those of another model of the same tokenizer."""
+    if not settings.is_wasserstein:
+        return make_regularizer(settings.name, **settings.options())
+    from wpr.transport.geometry import TokenGeometry, input_embeddings
+
+    weight = input_embeddings(reference)
+    if settings.embeddings is not None:
+        weight = _embeddings_of(settings.embeddings, len(weight)).to(weight.device)
+    values = settings.resolved()
+    neighbours = None if values["neighbours"] == "all" else values["neighbours"]
+    scale = None if values["scale"] == "none" else values["scale"]
+    geometry = TokenGeometry.from_embeddings(weight, values["metric"], neighbours, scale)
+    return Wasserstein(geometry, settings.preset or "semantic", **settings.solver())
+
+
+def _embeddings_of(name: str, tokens: int) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from wpr.transport.geometry import input_embeddings
+
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    weight = input_embeddings(model).float()
+    if len(weight) != tokens:
+        raise ValueError(
+            f"regularizer.embeddings={name} has {len(weight)} tokens and the policy {tokens}; only a model of the same "
+            "tokenizer gives costs between the policy's tokens"
+        )
+    return weight

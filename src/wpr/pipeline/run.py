@@ -1,0 +1,268 @@
+"""Running a recipe: which stages there are, which are done, which can be gone on with, and what has changed since."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from wpr.pipeline.arguments import decisive
+from wpr.pipeline.environment import command_line, machine, versions
+from wpr.pipeline.errors import RunFolderError, explain, first_line
+from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now, write_atomically
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.rows import RecipeData
+from wpr.pipeline.stage import Stage, forget_peak_memory, is_main_process, peak_memory, wait_for_everyone
+from wpr.pipeline.yaml_file import to_yaml
+
+logger = logging.getLogger(__name__)
+
+OnChange = Literal["refuse", "restart", "keep"]
+"""What to do with a stage that was made by other settings: stop; set it aside and start anew; take it as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStage:
+    """A stage that a run consists of.
+
+    name: ``prepare``, ``sft``, ``reward`` or ``ppo/POLICY``. needs: the stages whose outcome it builds on.
+    recipe: for a policy, with its changes. inputs: what decides its outcome, but for what it needs and the data.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    recipe: Recipe
+    inputs: dict[str, Any]
+
+
+def plan(
+    recipe: Recipe, policies: list[str] | None = None, changes: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[PlannedStage]:
+    """The stages of a recipe, in order. ``policies``: which are trained; None: those that the recipe says.
+    ``changes``: dotted changes by policy name, for policies that a sweep adds: ``name+change`` stands for ``name``.
+    """
+    stages = []
+    values = recipe.as_dict()
+    first: tuple[str, ...] = ()
+    if recipe.prepare is not None:
+        stages.append(PlannedStage("prepare", (), recipe, {"prepare": values["prepare"], "seed": recipe.seed}))
+        first = ("prepare",)
+    model = {"model": values["model"], "seed": recipe.seed}
+    if recipe.sft is not None:
+        stages.append(PlannedStage("sft", first, recipe, model | {"sft": decisive(recipe.sft)}))
+        first = ("sft",)
+    before_ppo = first
+    if recipe.reward is not None:
+        stages.append(PlannedStage("reward", first, recipe, model | {"reward": decisive(recipe.reward)}))
+        before_ppo = (*first, "reward")
+    for name in recipe.trained_policies if policies is None else policies:
+        base = name.partition("+")[0]
+        own = recipe.policy(base, (changes or {}).get(name))
+        inputs = model | {
+            "ppo": decisive(own.ppo),
+            "regularizer": own.regularizer.resolved(),
+            "scorer": {k: v for k, v in dataclasses.asdict(own.scorer).items() if k != "workers"},
+            "critic": own.critic,
+        }
+        stages.append(PlannedStage(f"ppo/{name}", before_ppo, own, inputs))
+    return stages
+
+
+def trainer_of(kind: str) -> Callable[[Stage], dict[str, Any]]:
+    """The function that runs a stage, imported when it is needed: the trainers take seconds to import."""
+    if kind == "prepare":
+        from wpr.pipeline.prepare import prepare
+
+        return prepare
+    if kind == "sft":
+        from wpr.pipeline.sft import train_sft
+
+        return train_sft
+    if kind == "reward":
+        from wpr.pipeline.reward import train_reward
+
+        return train_reward
+    from wpr.pipeline.ppo import train_ppo
+
+    return train_ppo
+
+
+class Run:
+    """One run of a recipe, in its folder."""
+
+    def __init__(self, recipe: Recipe, on_change: OnChange = "refuse", say: Callable[[str], None] = print) -> None:
+        self.recipe = recipe
+        self.folder = RunFolder(recipe.folder, writes=is_main_process())
+        wait_for_everyone()
+        self.on_change = on_change
+        self.say = say if is_main_process() else lambda text: None
+        self._data: RecipeData | None = None
+
+    def execute(self, stages: list[PlannedStage], only: set[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Bring every stage to done, ``only`` these kinds if given; results by stage. Stages that are done are skipped;
+        those that are needed, not asked for and not there are refused.
+        """
+        results = {}
+        with self._writing():
+            for stage in stages:
+                asked = only is None or stage.name.partition("/")[0] in only or stage.name == "prepare"
+                results[stage.name] = self._bring(stage, asked)
+        return {name: found for name, found in results.items() if found is not None}
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The folder locked, the log file open, the facts of this run in the manifest."""
+        if not is_main_process():
+            yield
+            return
+        with self.folder.lock():
+            handler = logging.FileHandler(self.folder.path / "run.log", encoding="utf-8")
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            logging.getLogger("wpr").addHandler(handler)
+            try:
+                self._write_facts()
+                logger.info("%s", command_line())
+                yield
+            finally:
+                logging.getLogger("wpr").removeHandler(handler)
+                handler.close()
+
+    def _write_facts(self) -> None:
+        commands = [*self.folder.manifest.get("commands", []), {"at": now(), "command": command_line()}]
+        self.folder.write(
+            name=self.recipe.name,
+            recipe=self.recipe.as_dict(),
+            seed=self.recipe.seed,
+            versions=versions(),
+            hardware=machine().as_dict(),
+            commands=commands,
+        )
+        write_atomically(self.folder.path / "recipe.yaml", to_yaml(self.recipe.as_dict()))
+
+    def _bring(self, stage: PlannedStage, asked: bool) -> dict[str, Any] | None:
+        record = self.folder.record(stage.name)
+        if not asked and record is None:
+            return None  # whoever needs it will say so
+        if record is not None and record.status == "done" and not self._output(stage.name).exists():
+            self.say(f"{stage.name}: {self._output(stage.name)} is gone, so the stage is done again")
+            record = None
+        inputs = stage.inputs | self._upstream(stage)
+        if record is not None and record.inputs != inputs:
+            record = self._changed(stage, record, inputs)
+        if record is not None and record.status == "done":
+            self.say(f"{stage.name}: done before ({record.seconds:.0f} s)")
+            return record.results
+        if not asked:
+            return None
+        return self._train(stage, record or StageRecord(inputs))
+
+    def _output(self, stage: str) -> Path:
+        folder = self.folder.stage(stage)
+        return folder if stage == "prepare" else folder / "model"
+
+    def _upstream(self, stage: PlannedStage) -> dict[str, Any]:
+        """What comes from the stages below: their fingerprints, and that of the data."""
+        needs = {}
+        for name in stage.needs:
+            record = self.folder.record(name)
+            if record is None or record.status != "done":
+                command = name.partition("/")[0]
+                raise RunFolderError(
+                    f"{stage.name} needs {name}, which {self.folder.path} does not have yet; run it first (`wpr "
+                    f"{'run' if command == 'prepare' else command} ...`), or everything with `wpr run ...`"
+                )
+            needs[name] = digest(record.inputs)
+        if stage.name == "prepare":
+            return {}
+        return {"needs": needs, "data": self._data_inputs()}
+
+    def _data_inputs(self) -> dict[str, Any]:
+        values = self.recipe.as_dict()
+        content = {k: v for k, v in values["data"].items() if k not in ("source", "validation", "files", "revision")}
+        return {"fingerprint": self.data.corpus.fingerprint, "settings": content, "split": values["split"]}
+
+    @property
+    def data(self) -> RecipeData:
+        """Rows of all stages, read when the first stage asks."""
+        if self._data is None:
+            self._data = RecipeData(self._real(self.recipe))
+            self.folder.write(data=self._data.report())
+        return self._data
+
+    def _real(self, recipe: Recipe) -> Recipe:
+        """The recipe with ``{prepare}`` replaced by the folder that it stands for."""
+        made = str(self.folder.stage("prepare"))
+
+        def real(value: Any) -> Any:
+            if isinstance(value, str):
+                return value.replace("{prepare}", made)
+            return [real(part) for part in value] if isinstance(value, list) else value
+
+        model = dataclasses.replace(recipe.model, name=real(recipe.model.name))
+        data = dataclasses.replace(
+            recipe.data, source=real(recipe.data.source), validation=real(recipe.data.validation)
+        )
+        found = dataclasses.replace(recipe, model=model, data=data)
+        found.source = recipe.source
+        return found
+
+    def _changed(self, stage: PlannedStage, record: StageRecord, inputs: dict[str, Any]) -> StageRecord | None:
+        """A stage that was made by other settings."""
+        found = differences(record.inputs, inputs)
+        if self.on_change == "keep":
+            self.say(f"{stage.name}: kept, although its settings have changed ({'; '.join(found[:3])})")
+            return record
+        if self.on_change == "restart":
+            moved = self.folder.set_aside(stage.name)
+            self.say(f"{stage.name}: its settings have changed, it starts anew" + (f" (old: {moved})" if moved else ""))
+            return None
+        raise RunFolderError(
+            f"{stage.name} in {self.folder.path} was made by other settings: {'; '.join(found[:5])}"
+            f"{f' and {len(found) - 5} more' if len(found) > 5 else ''}. Use another folder (output=...), start the "
+            "changed stages anew (--on-change restart; the old ones are moved to old/), or go on with what is there "
+            "(--on-change keep)"
+        )
+
+    def _train(self, stage: PlannedStage, record: StageRecord) -> dict[str, Any]:
+        again = record.status != "running" or bool(record.started)
+        self.say(f"{stage.name}: {'going on' if again else 'starting'}")
+        record.status, record.error = "running", None
+        record.started = record.started or now()
+        begun, before = time.monotonic(), record.seconds
+        data = None if stage.name == "prepare" else self.data
+        run = Stage(stage.name, self._real(stage.recipe), self.folder, data)
+        self.folder.write(stage.name, record)
+        forget_peak_memory()
+        try:
+            results = trainer_of(run.kind)(run)
+        except BaseException as error:
+            record.status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+            record.error = explain(error, self.folder.path) or f"{type(error).__name__}: {first_line(error)}"
+            record.seconds = before + time.monotonic() - begun
+            logger.error("%s broke off", stage.name, exc_info=error)
+            self._note_failure(stage.name, record)
+            raise
+        record.status, record.finished, record.results = "done", now(), results
+        record.seconds = before + time.monotonic() - begun
+        record.peak_memory_gb = peak_memory()
+        self.folder.write(stage.name, record)
+        wait_for_everyone()
+        self.say(f"{stage.name}: done in {record.seconds:.0f} s")
+        return results
+
+    def _note_failure(self, stage: str, record: StageRecord) -> None:
+        """In the manifest, if it can still be written: the error that is on its way up matters more."""
+        try:
+            self.folder.write(stage, record)
+        except OSError as error:
+            logger.warning("the manifest could not be written: %s", error)
+
+
+def results_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Results of every stage of a run that is done."""
+    stages = RunFolder(folder).manifest["stages"]
+    return {name: record["results"] for name, record in stages.items() if record["status"] == "done"}

@@ -1,0 +1,112 @@
+"""A stage as its trainer sees it: the recipe, its folder, its rows, the devices."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wpr.pipeline.arguments import trainer_arguments
+from wpr.pipeline.folder import RunFolder, write_atomically
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.rows import RecipeData, StageRows
+
+
+@dataclass
+class Stage:
+    """One stage of a run.
+
+    name: ``sft``, ``reward`` or ``ppo/POLICY``. recipe: with the policy's changes and real paths.
+    """
+
+    name: str
+    recipe: Recipe
+    run: RunFolder
+    data: RecipeData | None  # none before the prepare stage, which may make it
+
+    @property
+    def kind(self) -> str:
+        """``sft``, ``reward`` or ``ppo``."""
+        return self.name.partition("/")[0]
+
+    @property
+    def folder(self) -> Path:
+        return self.run.stage(self.name)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def rows(self, tokenizer: Any) -> StageRows:
+        """The stage's rows as tokens; the length report goes to ``lengths.json``."""
+        assert self.data is not None
+        rows = self.data.rows(self.kind, tokenizer)
+        if is_main_process():
+            report = {"train": rows.lengths.as_dict(), "held_out": rows.held_out_lengths.as_dict()}
+            write_atomically(self.folder / "lengths.json", json.dumps(report, indent=1) + "\n")
+        return rows
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the stage's config class, on the processes and devices that there are."""
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.folder / "tensorboard")
+        return trainer_arguments(self.recipe, self.kind, self.folder, process_count(), has_bf16())
+
+    def unwrap(self, trainer: Any) -> Any:
+        """The trained model itself."""
+        return trainer.accelerator.unwrap_model(trainer.model)
+
+    @property
+    def sft_model(self) -> str:
+        """What comes out of SFT, or the recipe's model where there is no such stage."""
+        return self.recipe.model.name if self.recipe.sft is None else str(self.run.stage("sft") / "model")
+
+    @property
+    def reward_model(self) -> str | None:
+        """The reward model's folder or name; None where there is none."""
+        if self.recipe.scorer.name is not None:
+            return self.recipe.scorer.name
+        return None if self.recipe.reward is None else str(self.run.stage("reward") / "model")
+
+
+def process_count() -> int:
+    """Processes of this launch."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """Whether this process writes the run's files."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def wait_for_everyone() -> None:
+    """Until all processes of the launch are here."""
+    if process_count() > 1:
+        from accelerate import PartialState
+
+        PartialState().wait_for_everyone()
+
+
+def has_bf16() -> bool:
+    """Whether the GPU multiplies in bf16."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+def forget_peak_memory() -> None:
+    """Start counting the GPU's peak anew."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory() -> float:
+    """Gigabytes at the peak: of the GPU since `forget_peak_memory`, or of the process since it began."""
+    import torch
+
+    from wpr.ppo.metrics import peak_memory_gb
+
+    return peak_memory_gb(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,0 +1,82 @@
+"""Sweeps: policies trained after each other on one SFT and one reward model, and the table that compares them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wpr.pipeline.errors import RecipeError
+from wpr.pipeline.model_card import flatten
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.typed import unknown
+from wpr.pipeline.yaml_file import parse_value
+
+COLUMNS = {
+    "before.score": "score before",
+    "after.score": "score",
+    "win_rate_before": "win rate",
+    "after.kl": "KL",
+    "after.divergence": "divergence",
+    "after.entropy": "entropy",
+    "after.response_length": "length",
+}
+"""Results that a comparison shows, all on held-out prompts."""
+
+
+def members(
+    recipe: Recipe, sweep: str | None, policies: Sequence[str], grid: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Policies of a sweep with their dotted changes, by name. A combination of a grid is called ``policy+key=value``.
+
+    sweep: of the recipe's `sweeps`. policies: instead of the sweep's own. grid: ``key=value,value,...``, added to it.
+    """
+    values: dict[str, list[Any]] = {}
+    names = list(policies)
+    if sweep is not None:
+        if sweep not in recipe.sweeps:
+            raise unknown(sweep, recipe.sweeps, lambda _: f"recipe {recipe.name}: sweeps")
+        values |= recipe.sweeps[sweep].grid
+        names = names or recipe.sweeps[sweep].policies
+    for text in grid:
+        key, equals, listed = text.partition("=")
+        if not equals or not listed:
+            raise RecipeError(f"--grid {text!r} must be key=value,value,..., for instance ppo.beta=0.1,0.01")
+        values[key] = [parse_value(part) for part in listed.split(",")]
+    for key in values:
+        if key.split(".")[0] not in ("ppo", "regularizer"):
+            raise RecipeError(f"a sweep's grid changes `ppo` and `regularizer` settings; {key} is none of them")
+    names = names or recipe.trained_policies
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if name not in recipe.policy_names:
+            raise unknown(name, recipe.policy_names, lambda _: f"recipe {recipe.name}: policies")
+        for combination in itertools.product(*values.values()):
+            changes = dict(zip(values, combination, strict=True))
+            label = "+".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())])
+            found[label] = changes
+    return found
+
+
+def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a policy of a run's results, with the columns that any of them has."""
+    rows = []
+    for stage, found in results.items():
+        if stage.startswith("ppo/"):
+            flat = flatten(dict(found))
+            chosen = {title: flat[name] for name, title in COLUMNS.items() if name in flat}
+            passes = {name.removeprefix("after."): flat[name] for name in flat if name.startswith("after.pass_at_1")}
+            rows.append({"policy": stage.removeprefix("ppo/"), **chosen, **passes})
+    return rows
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A comparison as comma-separated text."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dict(row) for row in rows)
+    return text.getvalue()

@@ -1,0 +1,153 @@
+"""What every training stage needs: checkpoints to go on from, metrics in a file, the progress that users see."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from trl import RewardTrainer, SFTTrainer
+
+from wpr.pipeline.folder import write_atomically
+from wpr.ppo.checkpoints import is_complete, last_complete_checkpoint
+from wpr.ppo.console import ConsoleCallback
+
+logger = logging.getLogger(__name__)
+
+_STATE = "logs_state.pt"
+TIMES = ("runtime", "per_second", "preparation_time", "seconds_", "peak_memory", "total_flos")
+"""Parts of the names of metrics that tell of the machine, not of the model."""
+
+
+class MetricsFile(TrainerCallback):  # type: ignore[misc]
+    """Every log as a line of ``metrics.jsonl``. A resumed run's file begins with what its checkpoint had logged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the file, or cut it back to the checkpoint."""
+        if state.is_world_process_zero:
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in state.log_history))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Add a line."""
+        if state.is_world_process_zero and logs and self.path.exists():
+            row = {**logs, "step": state.global_step}
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; a last one that was cut off by a kill is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class _Resumable:
+    """For TRL's trainers: what they and the Trainer have gathered since the last log goes into checkpoints too.
+
+    Without it, the first log after resuming would be a mean over fewer steps than in a run that was not interrupted.
+    """
+
+    _from: Path | None = None
+
+    def resume(self, checkpoints: Path) -> None:
+        """Train, from the newest whole checkpoint if there is one; if that has all steps, only load it."""
+        forget_partial_checkpoints(checkpoints)
+        self._from = last_complete_checkpoint(checkpoints)
+        if self._from is None:
+            self.train()  # type: ignore[attr-defined]
+            return
+        logger.info("going on from %s", self._from)
+        state = TrainerState.load_from_json(str(self._from / "trainer_state.json"))
+        if state.global_step < state.max_steps:
+            self.train(resume_from_checkpoint=str(self._from))  # type: ignore[attr-defined]
+        else:
+            self.state = state
+            self._load_from_checkpoint(str(self._from))  # type: ignore[attr-defined]
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        state = {
+            "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},  # type: ignore[attr-defined]
+            "tokens": self._total_train_tokens,
+            "loss": self._tr_loss.cpu(),  # type: ignore[has-type]
+            "total_loss": self._total_loss_scalar,  # type: ignore[has-type]
+            "last_logged": self._globalstep_last_logged,
+        }
+        torch.save(state, Path(output_dir) / f"{self.args.process_index}-{_STATE}")  # type: ignore[attr-defined]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._from is not None:
+            path, self._from = self._from / f"{self.args.process_index}-{_STATE}", None  # type: ignore[attr-defined]
+            if path.exists():
+                state = torch.load(path, weights_only=True)
+                for mode, lists in state["metrics"].items():
+                    self._metrics[mode].update(lists)  # type: ignore[attr-defined]
+                self._total_train_tokens: float = state["tokens"]
+                self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
+                self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
+                self._globalstep_last_logged: int = state["last_logged"]
+        return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+
+class ResumableSFTTrainer(_Resumable, SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer, resumable to the same logs."""
+
+
+class ResumableRewardTrainer(_Resumable, RewardTrainer):  # type: ignore[misc]
+    """TRL's trainer, resumable to the same logs."""
+
+
+def forget_partial_checkpoints(folder: Path) -> None:
+    """Remove checkpoints that a killed process was still writing."""
+    for path in folder.glob("checkpoint-*"):
+        if path.is_dir() and not is_complete(path):
+            logger.warning("%s was not complete when its process ended; it is removed", path)
+            shutil.rmtree(path)
+
+
+def show_progress(trainer: Any, title: str) -> ConsoleCallback:
+    """One progress bar for all stages, in place of the Trainer's own."""
+    console = ConsoleCallback(bar=not trainer.args.disable_tqdm, title=title)
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(console)
+    return console
+
+
+def last_training_log(history: list[dict[str, Any]]) -> dict[str, float]:
+    """The numbers of the last training log, without those that tell of the machine."""
+    logs = [row for row in history if "loss" in row]
+    return {} if not logs else learned(logs[-1])
+
+
+def learned(metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics that tell of the model: those of time, memory and position are left out."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name not in ("epoch", "step") and not any(part in name for part in TIMES)
+    }
+
+
+def release(*objects: Any) -> None:
+    """Give the memory of a stage's trainer back before the next one starts."""
+    for trainer in objects:
+        accelerator = getattr(trainer, "accelerator", None)
+        if accelerator is not None:
+            accelerator.free_memory()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

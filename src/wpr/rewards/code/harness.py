@@ -1,0 +1,320 @@
+"""The program inside the sandbox: runs one generated program on one test after the other, and tells what came out.
+
+Runs as a script, alone, with nothing but the standard library: ``python harness.py``. The interpreter starts once; each
+test gets a fresh child by fork. What is expected never comes in here, and nothing that is said here is trusted outside:
+the harness shares the sandbox with the generated program, which may at worst spoil its own result.
+
+The caller writes messages to standard input: a length and that many bytes. Each is answered on standard output: a
+number, two lengths, a text and bytes; see `send`. Few modules are imported here, for starting is what takes time.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import marshal
+import os
+import resource
+import select
+import struct
+import sys
+import types
+import warnings
+
+TYPE_CHECKING = False  # typing's own costs as much time as the rest of this file
+if TYPE_CHECKING:
+    from typing import Any
+
+FLOODED = 1000  # beyond any exit status
+SIGKILL = 9
+STDERR_KEPT = 2000  # bytes
+RESULT = 3  # the file descriptor on which a function's value leaves
+
+# What APPS's own tester imports before a program, and solutions rely on: name -> module ("" where it is the module).
+NAMES = {
+    **dict.fromkeys(
+        ["bisect", "collections", "fractions", "functools", "heapq", "itertools", "math", "random", "re", "string",
+         "sys", "time"], ""
+    ),
+    **dict.fromkeys(["accumulate", "product", "permutations", "combinations"], "itertools"),
+    **dict.fromkeys(["Counter", "OrderedDict", "deque", "defaultdict", "ChainMap"], "collections"),
+    **dict.fromkeys(["lru_cache", "cache", "reduce", "cmp_to_key"], "functools"),
+    **dict.fromkeys(["sqrt", "sin", "cos", "tan", "ceil", "fabs", "floor", "gcd", "exp", "log", "log2", "inf"], "math"),
+    **dict.fromkeys(["List", "Tuple", "Dict", "Set", "Optional", "Union", "Any"], "typing"),
+    **dict.fromkeys(["heapify", "heappop", "heappush", "heappushpop", "heapreplace", "nlargest", "nsmallest"], "heapq"),
+    **dict.fromkeys(["bisect_left", "bisect_right", "insort"], "bisect"),
+}  # fmt: skip
+
+
+class RefusalError(Exception):
+    """A protection that could not be set up; no program is run then."""
+
+
+def read_exactly(count: int) -> bytes:
+    """That many bytes from the caller; ends the process when the caller is done with it."""
+    data = bytearray()
+    while len(data) < count:
+        piece = os.read(0, min(count - len(data), 1 << 20))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return bytes(data)
+
+
+def receive() -> bytes:
+    """The caller's next message."""
+    return read_exactly(*struct.unpack(">Q", read_exactly(8)))
+
+
+def send(code: int, text: str = "", body: bytes = b"") -> None:
+    """An answer: 0 for success, else an exit status, a signal below 0, or `FLOODED`; what to say of it; the output."""
+    words = text.encode("utf-8", "replace")[-STDERR_KEPT:]
+    data = memoryview(struct.pack(">iII", code, len(words), len(body)) + words + body)
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def system_call(name: str, *arguments: Any) -> None:
+    """A function of the C library that Python does not offer; it must succeed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        raise RefusalError(f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def private_tmp(tmp_mb: int, files: int) -> None:
+    """A ``/tmp`` with a limit on files too, which bubblewrap does not offer: a million empty files fill any memory."""
+    options = f"size={tmp_mb * 2**20},nr_inodes={files + 1},mode=1777"
+    nosuid_nodev = 2 | 4
+    system_call("mount", b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(nosuid_nodev), options.encode())
+    os.chdir("/tmp")
+
+
+def drop_privileges(user: int | None) -> None:
+    """To an ordinary user without capabilities. ``user`` is given where root started us: a limit on the number of
+    processes does not bind root, in whatever namespace.
+    """
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    version_3 = 0x20080522
+    system_call("capset", struct.pack("=Ii", version_3, 0), struct.pack("=6I", 0, 0, 0, 0, 0, 0))
+    if os.getresuid().count(0) or os.getresgid().count(0):
+        raise RefusalError("still root after dropping privileges")
+
+
+def set_limits(limits: dict[str, Any], isolated: bool, others: int) -> None:
+    """Those of a process; a program cannot raise them again. ``others``: processes of the same user besides."""
+    interpreter = 64 * 2**20  # address space, before any program
+    fixed = {
+        resource.RLIMIT_AS: limits["memory_mb"] * 2**20 + interpreter,
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_CORE: 0,
+    }
+    if isolated:  # else it would count whatever the user runs elsewhere
+        fixed[resource.RLIMIT_NPROC] = limits["processes"] + others
+        fixed[resource.RLIMIT_MEMLOCK] = 0
+        fixed[resource.RLIMIT_MSGQUEUE] = 0
+        fixed[resource.RLIMIT_SIGPENDING] = 64
+    for kind, value in fixed.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (OSError, ValueError) as error:
+            if isolated:  # some systems know no limit on memory; only who asked for no isolation goes on without
+                raise RefusalError(f"limit {kind} could not be set to {value}: {error}") from None
+
+
+def install_filter(program: bytes) -> None:
+    """Hand the kernel the filter of system calls, for this process and for good."""
+    pr_set_no_new_privs, pr_set_seccomp, mode_filter = 38, 22, 2
+    code = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    system_call("prctl", pr_set_no_new_privs, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    system_call("prctl", pr_set_seccomp, ctypes.c_ulong(mode_filter), described, *map(ctypes.c_ulong, (0, 0)))
+
+
+def used_names(code: types.CodeType) -> set[str]:
+    """Names that a program reads, in its functions too."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= used_names(constant)
+    return names
+
+
+def ready_names(code: types.CodeType) -> dict[str, Any]:
+    """Those of `NAMES` that the program mentions; importing all would take longer than most programs."""
+    found: dict[str, Any] = {}
+    for name in used_names(code) & NAMES.keys():
+        module = __import__(NAMES[name] or name)
+        found[name] = getattr(module, name) if NAMES[name] else module
+    return found
+
+
+def function_in(namespace: dict[str, Any], name: str) -> Any:
+    """The function of this name, or the method of a class ``Solution``."""
+    solution = namespace.get("Solution")
+    if solution is not None and hasattr(solution, name):
+        return getattr(solution(), name)
+    if name not in namespace:
+        raise NameError(f"the program has neither a function {name} nor a class Solution with a method {name}")
+    return namespace[name]
+
+
+def run_program(code: types.CodeType, names: dict[str, Any], fn_name: str | None, given: bytes) -> None:
+    """In the child: the generated program. ``given``: a function's arguments, marshalled; JSON's keys are text."""
+    # A function's program is a module: what stands under `if __name__ == "__main__"` would read standard input.
+    name = "__main__" if fn_name is None else "program"
+    module = types.ModuleType(name)
+    sys.modules["__main__"] = sys.modules[name] = module
+    sys.argv = ["program.py"]
+    namespace = module.__dict__
+    namespace.update(names)
+    exec(code, namespace)
+    if fn_name is None:
+        return
+    import json  # as it was: the caller had it imported before the program
+
+    value = function_in(namespace, fn_name)(*marshal.loads(given))
+    try:
+        text = json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return  # nothing that JSON can say was expected
+    sent = 0
+    while sent < len(text):
+        sent += os.write(RESULT, text[sent:])
+
+
+def child(
+    code: types.CodeType,
+    names: dict[str, Any],
+    given: bytes,
+    stdin: int,
+    pipes: list[int],
+    setup: dict[str, Any],
+) -> int:
+    """In the child: limits, then the program; its exit status."""
+    # stdin may be 3 itself, but it is moved first; the pipes lie above.
+    for target, source in enumerate([stdin, *pipes]):
+        os.dup2(source, target)
+    os.closerange(RESULT + 1, 65536 if setup["isolated"] else 256)
+    seconds = max(1, -int(-setup["limits"]["cpu_seconds"] // 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (setup["limits"]["tmp_mb"] * 2**20,) * 2)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)  # answers of ten thousand digits exist
+    for name in ("exit", "quit"):  # the module site would bring them
+        setattr(builtins, name, sys.exit)
+    if setup["filter"]:
+        install_filter(setup["filter"])
+    try:
+        run_program(code, names, setup["fn_name"], given)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"{type(error).__name__}: {error}"[:STDERR_KEPT])
+        return 1
+    return 0
+
+
+def collect(pid: int, readers: list[int], limit: int, wanted: int) -> tuple[int, str, bytes]:
+    """What a child writes until it ends, up to ``limit`` bytes in all; beyond that it is killed."""
+    kept: dict[int, bytearray] = {fd: bytearray() for fd in readers}
+    stderr, total, flooded = readers[1], 0, False
+    poll = select.poll()
+    for fd in readers:
+        poll.register(fd, select.POLLIN | select.POLLHUP)
+    waiting = set(readers)
+    while waiting and not flooded:
+        for fd, _ in poll.poll():
+            piece = os.read(fd, 1 << 16)
+            if not piece:
+                poll.unregister(fd)
+                waiting.discard(fd)
+                continue
+            total += len(piece)
+            flooded = total > limit
+            if fd in (wanted, stderr):
+                kept[fd] += piece
+            if fd == stderr:
+                del kept[fd][:-STDERR_KEPT]
+    if flooded:
+        os.kill(pid, SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    for fd in readers:
+        os.close(fd)
+    message = kept[stderr].decode("utf-8", "replace").strip()
+    if flooded:
+        return FLOODED, message, b""
+    return os.waitstatus_to_exitcode(status), message, bytes(kept[wanted])
+
+
+def input_file(given: bytes) -> int:
+    """A file with a test's input, which no name leads to."""
+    if sys.platform == "linux":  # not os.memfd_create: interpreters that were built on old systems lack it
+        fd: int = ctypes.CDLL(None, use_errno=True).memfd_create(b"stdin", 0)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "memfd_create")
+    else:
+        import tempfile
+
+        fd, name = tempfile.mkstemp()
+        os.unlink(name)
+    data = memoryview(given)
+    while data:
+        data = data[os.write(fd, data) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def run_test(code: types.CodeType, names: dict[str, Any], given: bytes, setup: dict[str, Any]) -> int | None:
+    """Fork, run, report. None in the parent; in the child, the exit status it has to end with."""
+    fn_name = setup["fn_name"]
+    stdin = input_file(given if fn_name is None else b"")
+    pairs = [os.pipe() for _ in range(3)]
+    pid = os.fork()
+    if pid == 0:
+        return child(code, names, given, stdin, [writer for _, writer in pairs], setup)
+    os.close(stdin)
+    for _, writer in pairs:
+        os.close(writer)
+    readers = [reader for reader, _ in pairs]
+    send(*collect(pid, readers, setup["limits"]["output_bytes"], wanted=readers[0] if fn_name is None else readers[2]))
+    return None
+
+
+def main() -> int:
+    """Set up, compile, run tests until the caller hangs up. Returns only in a test's child."""
+    warnings.simplefilter("ignore")
+    setup = marshal.loads(receive())
+    try:
+        if setup["isolated"]:
+            private_tmp(setup["limits"]["tmp_mb"], setup["limits"]["files"])
+            drop_privileges(setup["user"])
+        # We, and bubblewrap's reaper where it is of the same user.
+        set_limits(setup["limits"], setup["isolated"], others=2 if setup["user"] is None else 1)
+    except RefusalError as refusal:
+        send(1, str(refusal))
+        return 1
+    send(0)
+    if setup["fn_name"] is not None:
+        import json  # noqa: F401
+    try:
+        source = receive().decode("utf-8", "surrogatepass")
+        code = compile(source, "program.py", "exec", dont_inherit=True)
+        names = ready_names(code)
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        send(1, f"{type(error).__name__}: {error}"[:STDERR_KEPT])
+        return 0
+    send(0)
+    while True:
+        status = run_test(code, names, receive(), setup)
+        if status is not None:
+            return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Runs generated programs on their problems' tests, many at once, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from signal import SIGXCPU, Signals
+
+from wpr.rewards.code.comparison import same_output, same_value
+from wpr.rewards.code.harness import FLOODED
+from wpr.rewards.code.isolation import REMEDY, isolation
+from wpr.rewards.code.limits import Limits
+from wpr.rewards.code.outcome import Outcome, Result
+from wpr.rewards.code.problems import Case, Problem, read_json
+from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError
+
+MESSAGE_LENGTH = 500  # characters
+
+
+class Runner:
+    """Runs programs in sandboxes.
+
+    limits: of each test; `Limits()` if None.
+    workers: sandboxes at once; one a processor that this process may use if None.
+    unsafe: run without isolation where there is none. Generated programs then have your rights.
+    stop_early: leave out the tests that follow an error or a timeout. The reward is decided by then, and a program that
+        never ends costs its time limit once, not once a test.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, workers: int | None = None, unsafe: bool = False, stop_early: bool = True
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one a processor")
+        self.limits = limits or Limits()
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.workers = workers or usable or 1
+        self.stop_early = stop_early
+        found = isolation()
+        if not found.available:
+            if not unsafe:
+                raise SandboxError(f"generated programs cannot be isolated: {found.reason}. Remedies: {REMEDY}")
+            warnings.warn(f"generated programs run WITHOUT isolation: {found.reason}", stacklevel=2)
+        self.bwrap = found.bwrap
+
+    def run(self, programs: Sequence[tuple[str, Problem]]) -> list[Outcome]:
+        """Outcomes in the order of the programs."""
+        with ThreadPoolExecutor(min(self.workers, max(1, len(programs))), "wpr-programs") as pool:
+            try:
+                return list(pool.map(self._run, programs))
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _run(self, pair: tuple[str, Problem]) -> Outcome:
+        program, problem = pair
+        results: list[Result] = []
+        message = ""
+        while len(results) < len(problem.tests):  # a broken sandbox is replaced
+            with Sandbox(self.limits, self.bwrap) as sandbox:
+                try:
+                    compiled, told = sandbox.prepare(program, problem.fn_name)
+                except SandboxTimeoutError:  # time is up is never "does not compile"
+                    results = ["timeout" for _ in problem.tests]
+                    return Outcome(True, tuple(results), "compiling took too long")
+                if not compiled:
+                    return Outcome(False, (), _shown(told))
+                whole = True
+                while whole and len(results) < len(problem.tests):
+                    result, told, whole = _judge(sandbox, problem.tests[len(results)], problem.fn_name)
+                    results.append(result)
+                    message = message or _shown(told)
+                    if self.stop_early and result in ("error", "timeout"):
+                        results += ["skipped" for _ in problem.tests[len(results) :]]
+        return Outcome(True, tuple(results), message)
+
+
+def _judge(sandbox: Sandbox, test: Case, fn_name: str | None) -> tuple[Result, str, bool]:
+    """One test: its result, what to say of it, and whether the sandbox is good for another."""
+    try:
+        code, told, body = sandbox.test(test.given)
+    except SandboxTimeoutError:
+        return "timeout", f"no result after {sandbox.limits.wall_seconds:g} seconds", False
+    except SandboxEndedError as error:
+        return "error", f"the program broke its sandbox: {error}", False
+    if code == FLOODED:
+        return "error", f"more than {sandbox.limits.output_bytes} bytes of output", True
+    if code == -SIGXCPU:
+        return "timeout", f"more than {sandbox.limits.cpu_seconds:g} seconds of processor time", True
+    if code != 0:
+        return "error", told or _ending(code), True
+    if fn_name is None:
+        return ("pass" if same_output(body.decode("utf-8", "replace"), test.expected) else "fail"), "", True
+    try:
+        value = read_json(body)
+    except (ValueError, RecursionError):
+        return "fail", "", True
+    return ("pass" if same_value(value, test.expected) else "fail"), "", True
+
+
+def _ending(code: int) -> str:
+    try:
+        return f"killed by {Signals(-code).name}"
+    except ValueError:
+        return f"exit status {code}"
+
+
+def _shown(text: str) -> str:
+    """The end of a program's words, without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text[-MESSAGE_LENGTH:])
