@@ -33,6 +33,7 @@ bench: $(VENV)/.bench models/smollm2/config.json
 	$(BIN)/python -m benchmarks.semantic_contrast
 	$(BIN)/python -m benchmarks.geometry
 	$(BIN)/python -m benchmarks.solvers
+	$(BIN)/python -m benchmarks.code_rewards
 
 smollm2: models/smollm2/config.json
 

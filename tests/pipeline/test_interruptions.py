@@ -1,4 +1,4 @@
-"""`wpr run` killed in every stage and run again: the same models and the same metrics as a run that nobody disturbed."""
+"""`wpr run` killed in every stage and run again: the same models and metrics as a run that nobody disturbed."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from wpr.pipeline.environment import machine, versions
@@ -26,7 +27,7 @@ def examine(console: Console) -> None:
     table = Table("part", "state", title="installed", show_header=False)
     for name in ("python", "wpr", "torch", "transformers", "accelerate", *EXTRAS, "triton"):
         missing = f"missing; pip install 'wpr[{EXTRAS[name]}]'" if name in EXTRAS else "missing"
-        table.add_row(name, found.get(name, missing))
+        table.add_row(name, escape(found.get(name, missing)))
     console.print(table)
     here = machine()
     table = Table("part", "state", title="this machine", show_header=False)
@@ -36,7 +37,7 @@ def examine(console: Console) -> None:
         table.add_row("GPU", f"{gpu['name']}, {gigabytes(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}")
     if not here.gpus:
         table.add_row("GPU", "none that torch can use; training runs on the CPU, in float32")
-    table.add_row("penalty", "torch on the GPU" if here.gpus else "torch on the CPU")
+    table.add_row("penalty", f"torch, on the {'GPU' if here.gpus else 'CPU'}")
     table.add_row("code sandbox", _isolation())
     table.add_row("hub", "offline (HF_HUB_OFFLINE)" if offline() else "reached for models and data that are not here")
     console.print(table)
@@ -61,17 +62,11 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     stages = plan(recipe)
     here = machine()
     if size is None:
-        made = "{prepare}" in recipe.model.name
-        console.print(
-            f"{recipe.model.name}: "
-            + ("made by the prepare stage; run once to see its size" if made else "no configuration on this machine, so "
-            f"that its size is unknown; `hf download {recipe.model.name} config.json` fetches it"),
-            soft_wrap=True,
-        )  # fmt: skip
+        console.print(f"{recipe.model.name}: {_why_unknown(recipe.model.name)}", soft_wrap=True)
         return {}
-    estimates = [
-        estimate(stage, size, has_bf16() or (not here.gpus and recipe.model.precision == "bf16")) for stage in stages
-    ]
+    # A machine without a GPU is not the one that will train a large model: bf16, as any such GPU has.
+    bf16 = has_bf16() or not here.gpus
+    estimates = [estimate(stage, size, bf16) for stage in stages]
     count = max(1, len(here.gpus))
     table = Table(title=f"{recipe.name}: {size.parameters / 1e9:.3g} billion parameters ({size.source})")
     for name in ("stage", "memory, one device", "sharded over 4", "sharded over 8", "disk"):
@@ -93,7 +88,7 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     verdict = (
         "fits on one device of this machine" if fits
         else f"fits on {count} devices of this machine with ZeRO-3 or FSDP (docs/recipes.md)" if sharded
-        else f"does not fit here ({gigabytes(has)} a device): use more or larger devices, model.lora, or smaller batches"
+        else f"does not fit here ({gigabytes(has)} a device): more or larger devices, model.lora, or smaller batches"
     )  # fmt: skip
     console.print(f"memory: {verdict}", soft_wrap=True)
     if disk > free:
@@ -106,6 +101,12 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
         "fits": fits,
         "enough_disk": disk <= free,
     }
+
+
+def _why_unknown(name: str) -> str:
+    if "{prepare}" in name:
+        return "made by the prepare stage; its size is known once that has run"
+    return f"no configuration on this machine, so that its size is unknown; `hf download {name} config.json` fetches it"
 
 
 def free_space(folder: Path) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.arguments import trainer_arguments
@@ -137,8 +138,6 @@ def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
 
 
 def _settings(recipe: Recipe, kind: str, bf16: bool) -> dict[str, Any]:
-    from pathlib import Path
-
     kinds = dataclasses.fields(config_class(kind))
     defaults = {field.name: field.default for field in kinds if field.default is not dataclasses.MISSING}
     return defaults | trainer_arguments(recipe, kind, Path("."), 1, bf16)
@@ -159,8 +158,6 @@ def _activations(size: ModelSize, tokens: int, width: int, checkpointing: bool) 
 
 def downloads(recipe: Recipe, size: ModelSize | None) -> dict[str, float]:
     """Bytes that would come from the hub, by name; nothing for what lies on this machine."""
-    from pathlib import Path
-
     found: dict[str, float] = {}
     if (
         not recipe.model.name.startswith("{")

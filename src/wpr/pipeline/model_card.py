@@ -30,7 +30,8 @@ def model_card(recipe: Recipe, stage: str, results: dict[str, Any]) -> str:
         f"---\n{to_yaml(front)}---\n\n# {recipe.name}: {stage}\n\n"
         f"Made from {recipe.model.name} by {TITLES[kind]}"
         f"{' (' + recipe.description + ')' if recipe.description else ''}.\n\n"
-        f"## Results\n\nOn held-out data unless the name says otherwise.\n\n| measure | value |\n|---|---|\n{numbers}\n\n"
+        f"## Results\n\n`train` is of the last training log, the rest of held-out data.\n\n"
+        f"| measure | value |\n|---|---|\n{numbers}\n\n"
         f"## Recipe\n\n```yaml\n{to_yaml(recipe.as_dict())}```\n\n## Versions\n\n{packages}\n"
     )
 

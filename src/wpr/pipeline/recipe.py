@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from wpr.data import DataSettings, SplitSettings
 from wpr.pipeline.errors import RecipeError
@@ -294,7 +294,7 @@ def _read(path: Path, chain: tuple[Path, ...] = ()) -> _Read:
 
 
 _FILES = ("revision", "files", "validation", "validation_files")
-RESETS = {
+RESETS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "regularizer": {"name": None, "preset": None},
     "data": {"format": ("source", *_FILES, "columns"), "source": _FILES},
     "model": {"name": ("revision",)},
@@ -393,10 +393,10 @@ def config_class(section: str) -> type:
         if section == "sft":
             from trl import SFTConfig
 
-            return SFTConfig  # type: ignore[no-any-return]
+            return cast(type, SFTConfig)
         from trl import RewardConfig
 
-        return RewardConfig  # type: ignore[no-any-return]
+        return cast(type, RewardConfig)
     except ImportError:
         raise RecipeError("SFT and reward models need TRL; install it with `pip install 'wpr[train]'`") from None
 

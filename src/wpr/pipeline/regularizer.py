@@ -23,7 +23,8 @@ class RegularizerSettings:
     estimator: of f-divergences: ``gradient``, or ``paper`` for the paper's penalty f(u)/u. alpha: of ``alpha``.
     gauge: of all: ``value`` or ``raw``.
     preset: of ``wasserstein``: ``semantic`` or ``paper``.
-    metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings. neighbours: the paper's k1, or ``all``.
+    metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings.
+    neighbours: the paper's k1, or ``all``.
     scale: unit of cost: ``median-nn``, ``none``, or a number.
     embeddings: a model of the same tokenizer (folder or hub name) whose embeddings give the costs; null: the
         reference's own.

@@ -32,7 +32,7 @@ NOTHING = LengthReport(0, 0)
 
 @dataclass(frozen=True)
 class StageRows:
-    """What a stage trains on, what it is measured on, and what the length filter did to both. encoder: made the tokens."""
+    """What a stage trains on and is measured on, what the length filter did to both, and what made the tokens."""
 
     train: list[dict[str, Any]]
     held_out: list[dict[str, Any]]

@@ -82,8 +82,8 @@ class _Resumable:
         state = {
             "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},  # type: ignore[attr-defined]
             "tokens": self._total_train_tokens,
-            "loss": self._tr_loss.cpu(),  # type: ignore[has-type]
-            "total_loss": self._total_loss_scalar,  # type: ignore[has-type]
+            "loss": self._tr_loss.cpu(),  # type: ignore[attr-defined]
+            "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
         }
         torch.save(state, Path(output_dir) / f"{self.args.process_index}-{_STATE}")  # type: ignore[attr-defined]

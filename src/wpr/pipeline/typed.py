@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import sys
 import types
 import typing
@@ -57,7 +58,7 @@ def _hints(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         space = vars(sys.modules[base.__module__])
-        for name, hint in base.__dict__.get("__annotations__", {}).items():
+        for name, hint in inspect.get_annotations(base).items():
             try:
                 found[name] = eval(hint, space) if isinstance(hint, str) else hint
             except NameError:
@@ -86,7 +87,7 @@ def build(kind: type, values: Any, section: str, where: Where) -> Any:
 
 
 def convert(value: Any, hint: Any, key: str, where: Where) -> Any:
-    """``value`` as the type ``hint``, or an error that names both. Whole numbers serve as floats, nothing else is bent."""
+    """``value`` as the type ``hint``, or an error that names both. Whole numbers serve as floats, no more is bent."""
     fits, result = _fit(value, hint, key, where)
     if not fits:
         raise RecipeError(f"{where(key)}: {key}={value!r} must be {_words(hint)}")

@@ -1,7 +1,7 @@
-"""The tiny recipe's world: a model of a few thousand parameters and dialogues in Anthropic's HH format.
+"""The tiny recipe's world: a model of 80,000 parameters and dialogues in Anthropic's HH format.
 
-People ask for a thing of some colour. A good answer names the thing and the colour and is friendly; a bad one is curt or
-names another colour. One pair in ten is labelled the wrong way round, as people do.
+People ask for a thing of some colour. A good answer names the thing and the colour and is friendly; a bad one is curt
+or names another colour. One pair in ten is labelled the wrong way round, as people do.
 """
 
 from __future__ import annotations
