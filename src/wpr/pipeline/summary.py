@@ -12,10 +12,14 @@ from wpr.pipeline.folder import write_atomically
 from wpr.pipeline.run import results_of
 from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
+from wpr.pipeline.training import read_metrics
+from wpr.report.curves import policy_curves
 
 
 def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Console) -> None:
-    """Print what was measured; the policies' comparison, of all that the folder has, also goes to ``policies.csv``."""
+    """Print what was measured; the policies' comparison, of all that the folder has, also goes to ``policies.csv``,
+    and their training curves to ``curves.svg``.
+    """
     if not is_main_process():
         return
     if "sft" in results and "after" in results["sft"]:
@@ -32,6 +36,9 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
     rows = comparison(results_of(folder))
     if rows:
         write_atomically(folder / "policies.csv", as_csv(rows))
+        names = [str(row["policy"]) for row in rows]
+        metrics = {name: read_metrics(folder / "ppo" / name / "metrics.jsonl") for name in names}
+        write_atomically(folder / "curves.svg", policy_curves(metrics))
         names = list(dict.fromkeys(name for row in rows for name in row))
         table = Table(*names, title="policies on held-out prompts")
         for row in rows:
