@@ -60,7 +60,9 @@ def line_chart(title: str, series: Mapping[str, Series], x_label: str = "step") 
     for value in ticks(x_low, x_high):
         x, _ = place(value, y_low)
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(value)}</text>')
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
+    )
     for index, (name, values) in enumerate(series.items()):
         path = _path([place(x, y) if math.isfinite(y) else None for x, y in values])
         parts.append(f'<path d="{path}" {_stroke(index)}><title>{escape(name)}</title></path>')
