@@ -13,7 +13,8 @@ NO_EFFECT = {
     "logging_dir", "logging_first_step", "logging_steps", "logging_strategy", "save_steps", "save_strategy",
     "save_total_limit", "report_to", "run_name", "disable_tqdm", "dataloader_num_workers", "dataloader_pin_memory",
     "dataset_num_proc", "log_completions", "log_completions_steps", "log_level", "eval_strategy", "eval_steps",
-    "per_device_eval_batch_size", "project", "trackio_space_id",
+    "per_device_eval_batch_size", "project", "trackio_space_id", "gradient_checkpointing", "activation_offloading",
+    "torch_empty_cache_steps", "generation_batch_size", "scoring_batch_size", "logits_memory_mb",
 }  # fmt: skip
 """Settings that may change between two runs of a stage: they do not change what is trained."""
 
@@ -75,4 +76,8 @@ def make_config(stage: str, arguments: dict[str, Any]) -> Any:
 
 def decisive(section: dict[str, Any] | None) -> dict[str, Any] | None:
     """What of a section decides the stage's outcome."""
-    return None if section is None else {name: value for name, value in section.items() if name not in NO_EFFECT}
+    if section is None:
+        return None
+    # With a batch over all devices, that of one device only says in how many steps it is gone through.
+    free = NO_EFFECT | ({"per_device_train_batch_size"} if "batch_size" in section else set())
+    return {name: value for name, value in section.items() if name not in free}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.environment import versions
@@ -18,19 +19,20 @@ TITLES = {
 def model_card(recipe: Recipe, stage: str, results: dict[str, Any]) -> str:
     """Markdown with the metadata block that the hub reads."""
     kind = stage.partition("/")[0]
-    front = {
-        "base_model": recipe.model.name,
+    front: dict[str, Any] = {} if Path(recipe.model.name).exists() else {"base_model": recipe.model.name}
+    front |= {
         "library_name": "transformers",
         "tags": ["wpr", kind],
         "pipeline_tag": "text-classification" if kind == "reward" else "text-generation",
     }
-    numbers = "\n".join(f"| {name} | {_shown(value)} |" for name, value in flatten(results).items())
+    measured = {name: value for name, value in results.items() if name != "train"}  # that is in the metrics file
+    numbers = "\n".join(f"| {name} | {_shown(value)} |" for name, value in flatten(measured).items())
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
         f"---\n{to_yaml(front)}---\n\n# {recipe.name}: {stage}\n\n"
         f"Made from {recipe.model.name} by {TITLES[kind]}"
         f"{' (' + recipe.description + ')' if recipe.description else ''}.\n\n"
-        f"## Results\n\n`train` is of the last training log, the rest of held-out data.\n\n"
+        "## Results\n\nBefore and after are on held-out data.\n\n"
         f"| measure | value |\n|---|---|\n{numbers}\n\n"
         f"## Recipe\n\n```yaml\n{to_yaml(recipe.as_dict())}```\n\n## Versions\n\n{packages}\n"
     )
