@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from wpr import __version__
 
@@ -28,8 +29,9 @@ app = typer.Typer(
 )
 geometry_app = typer.Typer(no_args_is_help=True, help="Token geometries: distances between a model's tokens.")
 app.add_typer(geometry_app, name="geometry")
-out = Console(soft_wrap=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+# A file has no width: tables are written whole to it.
+out = Console(soft_wrap=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -43,7 +45,7 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped recipe's name.", autocompletion=_shipped)
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as ppo.beta=0.1.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, as ppo.beta=0.1.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and the plan; start nothing.")]
 OnChange = Annotated[
@@ -135,7 +137,7 @@ def ppo(
 def sweep(
     recipe: RecipeArgument,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[SWEEP] [KEY=VALUE]...", help="A sweep of the recipe; settings.")
+        list[str] | None, typer.Argument(metavar="SWEEP KEY=VALUE", help="A sweep of the recipe; settings.")
     ] = None,
     policy: Policies = None,
     grid: Annotated[list[str] | None, typer.Option(help="key=value,value,...; give it again for more keys.")] = None,
@@ -198,7 +200,10 @@ def geometry_build(
     model: Annotated[str, typer.Argument(help="A model's folder or hub name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("geometry.safetensors"),
     metric: Annotated[str, typer.Option(help="euclidean or cosine.")] = "euclidean",
-    neighbours: Annotated[int, typer.Option(help="The paper's k1; 0 keeps all pairs.")] = 512,
+    neighbours: Annotated[
+        int | None,
+        typer.Option(help="The paper's k1; 0 keeps all pairs.", show_default="512, or all of a smaller vocabulary"),
+    ] = None,
     scale: Annotated[str, typer.Option(help="median-nn, none, or a number.")] = "median-nn",
 ) -> None:
     """Measure the distances between a model's tokens and keep what the penalty needs of them in a file.
@@ -207,7 +212,7 @@ def geometry_build(
     """
     from wpr.pipeline.geometry import build_geometry
 
-    out.print(build_geometry(model, output, metric, neighbours or None, scale))
+    out.print(build_geometry(model, output, metric, neighbours, scale))
 
 
 @geometry_app.command("show")
@@ -247,7 +252,7 @@ def _execute(
     recipe = load_recipe(name, overrides or [])
     for policy in policies or []:
         if policy not in recipe.policy_names:
-            raise unknown(policy, recipe.policy_names, lambda _: f"recipe {recipe.name}: policies")
+            raise unknown(policy, recipe.policy_names, lambda _: f"recipe {recipe.name}", kind="policy")
     if only in ("sft", "reward") and getattr(recipe, only) is None:
         raise RecipeError(f"recipe {recipe.name} has no {only} stage ({only}: null)")
     changes = members(recipe, sweep_name, policies or [], grid or []) if sweeping else {}
@@ -272,50 +277,68 @@ def _execute(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a run as Ctrl-C does: the manifest says so, and locks are released."""
+    """Ctrl-C and a polite kill end a run alike: the manifest says so, and locks are released."""
 
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    # One that is ignored, as Ctrl-C is for what a shell runs in the background, stays so.
+    before = {number: signal.getsignal(number) for number in ENDED}
+    caught = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in caught:
+            signal.signal(number, before[number])
+
+
+ENDED = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
 
 
 def main() -> None:
     """Run the command; errors are told in a paragraph, and with --debug in full."""
-    from wpr.pipeline.errors import FAILED, INTERRUPTED, UserError, explain
+    from wpr.pipeline.errors import exit_code
+    from wpr.pipeline.log import no_bars_in_files
 
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]  # wherever it stands
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    code = 0
+    no_bars_in_files()
+    sys.path.append(os.getcwd())  # functions that a recipe names may lie where the command is run, as with python -m
     try:
         with _signals():
-            app()
-    except KeyboardInterrupt:
-        err.print("\nInterrupted. What is complete is kept: the same command goes on from the last checkpoint.")
-        code = INTERRUPTED
+            app(prog_name="wpr")  # also under `python -m` and launchers
     except SystemExit as error:
-        if error.code == 128 + signal.SIGTERM:
-            err.print("\nTerminated. What is complete is kept: the same command goes on from the last checkpoint.")
+        _leave_others(error.code)
+        for number, word in ENDED.items():
+            if error.code == 128 + number:
+                err.print(f"\n{word}. What is complete is kept: the same command goes on from the last checkpoint.")
         raise
     except Exception as error:
         if debug:
             raise
-        told = explain(error, None) or str(error).strip() or type(error).__name__
+        err.print(_told(error))
+        raise SystemExit(exit_code(error)) from None
+
+
+def _leave_others(code: object) -> None:
+    """Leave the group of processes, at a good end; at a bad one the launcher ends those that may never come."""
+    if code in (None, 0) and "torch" in sys.modules:
+        from wpr.pipeline.stage import leave_the_others
+
+        leave_the_others()
+
+
+def _told(error: Exception) -> Text:
+    """An error as one paragraph; those that nobody foresaw with their kind."""
+    from wpr.pipeline.errors import UserError, explain
+
+    told = None if isinstance(error, UserError) else explain(error, None)
+    if told is None:
+        told = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, UserError | ValueError | OSError | RuntimeError):
             told = f"{type(error).__name__}: {told}"
-        err.print(f"[bold red]Error:[/bold red] {_one_paragraph(told)}")
-        code = getattr(error, "exit_code", FAILED)
-    if code:
-        raise SystemExit(code)
-
-
-def _one_paragraph(text: str) -> str:
-    from rich.markup import escape
-
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return escape(" ".join(lines) + "" if lines else text)
+    process = os.environ.get("RANK", "0")
+    return Text.assemble(("Error", "bold red"), f" (process {process}): " if process != "0" else ": ", told)

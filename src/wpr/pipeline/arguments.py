@@ -10,7 +10,7 @@ from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.recipe import Recipe, config_class
 
 NO_EFFECT = {
-    "logging_dir", "logging_first_step", "logging_steps", "logging_strategy", "save_steps", "save_strategy",
+    "logging_first_step", "logging_steps", "logging_strategy", "save_steps", "save_strategy",
     "save_total_limit", "report_to", "run_name", "disable_tqdm", "dataloader_num_workers", "dataloader_pin_memory",
     "dataset_num_proc", "log_completions", "log_completions_steps", "log_level", "eval_strategy", "eval_steps",
     "per_device_eval_batch_size", "project", "trackio_space_id", "gradient_checkpointing", "activation_offloading",
@@ -55,7 +55,9 @@ def batch_arguments(section: dict[str, Any], stage: str, processes: int) -> dict
         )
     each = total // processes
     wanted = section.get("per_device_train_batch_size", 8)
-    size = max(part for part in range(1, min(each, wanted) + 1) if each % part == 0)
+    if wanted < 1:
+        raise RecipeError(f"{stage}.per_device_train_batch_size={wanted} must be 1 or more")
+    size = next(part for part in range(min(each, wanted), 0, -1) if each % part == 0)
     section.pop("per_device_train_batch_size", None)
     return {"per_device_train_batch_size": size, "gradient_accumulation_steps": each // size}
 

@@ -7,8 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-"""Exit codes: a recipe, data or setting that is wrong; a run that broke off; Ctrl-C."""
+from wpr.data.rows import DataError
+
+BAD_INPUT, FAILED = 2, 1
+"""Exit codes: a recipe, data or setting that is wrong; a run that broke off. Of a signal: 128 and its number."""
 
 
 class UserError(Exception):
@@ -27,6 +29,21 @@ class RunFolderError(UserError):
     """A run folder that cannot be used as it is."""
 
     exit_code = BAD_INPUT
+
+
+class OptionError(UserError):
+    """An option of the command that makes no sense."""
+
+    exit_code = BAD_INPUT
+
+
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that goes with an error."""
+    return BAD_INPUT if isinstance(error, DataError) else getattr(error, "exit_code", FAILED)
 
 
 def is_out_of_space(error: BaseException) -> bool:
@@ -51,10 +68,15 @@ def explain(error: BaseException, folder: Path | None) -> str | None:
             "Free some space, or lower save_total_limit of the stage, and run the same command again: it goes on from "
             "the last complete checkpoint."
         )
-    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return (
             f"{error.filename or where} cannot be written or read ({error.strerror}). Choose another folder with "
             "output=..., or change its permissions."
+        )
+    if isinstance(error, OSError) and error.errno in _NO_PATH:
+        return (
+            f"{error.filename or where} cannot be a folder or file ({error.strerror}). Choose another folder with "
+            "output=..."
         )
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (

@@ -33,6 +33,8 @@ from typing import Any
 from wpr.pipeline.errors import RunFolderError
 
 FORMAT = 1
+OUR_OWN = (".lock", "run.log")
+"""What a run that ended before its first stage leaves behind."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -89,7 +91,7 @@ class RunFolder:
         if not self.manifest_path.exists():
             if self.path.exists() and not self.path.is_dir():
                 raise RunFolderError(f"{self.path} is a file; choose another folder with output=...")
-            if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            if self.path.is_dir() and any(entry.name not in OUR_OWN for entry in self.path.iterdir()):
                 raise RunFolderError(
                     f"{self.path} holds files but no manifest.json: it is no run's folder; choose another one with "
                     "output=..., or empty it"
@@ -104,7 +106,7 @@ class RunFolder:
                 )
             for record in manifest["stages"].values():
                 StageRecord(**record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(
                 f"{self.manifest_path} is damaged ({error}); restore it, or move the folder away and start anew"
             ) from None
@@ -171,7 +173,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     found = []
     for key in sorted({*old, *new}):
         name = f"{prefix}.{key}" if prefix else str(key)
-        before, after = old.get(key), new.get(key)
+        if key not in old or key not in new:
+            found.append(f"{name}: not set -> {new[key]!r}" if key in new else f"{name}: {old[key]!r} -> not set")
+            continue
+        before, after = old[key], new[key]
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, name)
         elif before != after:

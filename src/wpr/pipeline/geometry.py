@@ -5,16 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wpr.pipeline.errors import UserError
+from wpr.pipeline.errors import OptionError, UserError
 from wpr.pipeline.models import load_causal, load_tokenizer
 from wpr.pipeline.recipe import ModelSettings
 from wpr.transport.geometry import Scale, TokenGeometry, input_embeddings
+from wpr.transport.metrics import METRICS
+
+NEIGHBOURS = 512
+"""The paper's k1."""
 
 
 def build_geometry(model: str, path: Path, metric: str, neighbours: int | None, scale: str) -> str:
-    """Measure a model's vocabulary and write the file; words for what was found."""
-    geometry = TokenGeometry.from_embeddings(_embeddings(model), metric, neighbours, parse_scale(scale))
-    geometry.save(path)
+    """Measure a model's vocabulary and write the file; words for what was found.
+
+    neighbours: 0 keeps all pairs; None: the paper's number, or all others where the vocabulary is smaller.
+    """
+    unit = parse_scale(scale)
+    if metric not in METRICS:
+        raise OptionError(f"--metric {metric} must be {' or '.join(METRICS)}")
+    weight = _embeddings(model)
+    if neighbours is not None and not 0 <= neighbours < len(weight):
+        raise OptionError(
+            f"--neighbours {neighbours} is outside 0 to {len(weight) - 1} for {model}'s vocabulary of {len(weight)} "
+            "tokens; 0 keeps all pairs"
+        )
+    kept = min(NEIGHBOURS, len(weight) - 1) if neighbours is None else neighbours or None
+    geometry = TokenGeometry.from_embeddings(weight, metric, kept, unit)
+    try:
+        geometry.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another file with --output") from error
     return f"{geometry.describe()}\nwritten to {path}"
 
 
@@ -22,7 +42,7 @@ def show_geometry(model: str, path: Path | None, words: list[str]) -> str:
     """Words for a model's geometry, measured now or read from ``path``, with the nearest tokens of ``words``."""
     weight = _embeddings(model)
     if path is None:
-        geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
+        geometry = TokenGeometry.from_embeddings(weight, neighbours=min(NEIGHBOURS, len(weight) - 1))
     else:
         geometry = TokenGeometry.load(path, weight)
     lines = [geometry.describe()]
@@ -39,7 +59,7 @@ def parse_scale(text: str) -> Scale:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"--scale {text!r} must be median-nn, none or a number") from None
+        raise OptionError(f"--scale {text!r} must be median-nn, none or a number") from None
 
 
 def _embeddings(model: str) -> Any:

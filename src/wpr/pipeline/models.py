@@ -66,13 +66,27 @@ def _load(auto: Any, name: str, role: str, **options: Any) -> Any:
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
-        if Path(name).is_dir():
-            raise UserError(f"{name} holds no {role} that transformers can load: {first_line(error)}") from error
-        raise UserError(
-            f"the {role} {name} is neither a folder nor to be had from the hub: {first_line(error)} Check the name; "
-            f"for a gated model accept its terms and run `hf auth login`; without a network, fetch it elsewhere with "
-            f"`hf download {name}` and set model.name to the folder."
-        ) from error
+        raise _not_loaded(name, role, "model.name", error) from error
+
+
+def check_model(name: str, setting: str) -> None:
+    """Refuse a model that is neither here nor on the hub, by its configuration, which is small."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(name, "model", setting, error) from error
+
+
+def _not_loaded(name: str, role: str, setting: str, error: Exception) -> UserError:
+    if Path(name).is_dir():
+        return UserError(f"{setting}: {name} holds no {role} that transformers can load: {first_line(error)}")
+    return UserError(
+        f"{setting}: the {role} {name} is neither a folder nor to be had from the hub: {first_line(error)} Check the "
+        f"name; for a gated model accept its terms and run `hf auth login`; without a network, fetch it elsewhere with "
+        f"`hf download {name}` and set {setting} to the folder."
+    )
 
 
 def lora_config(lora: LoraSettings | None, task: str) -> Any:

@@ -63,9 +63,10 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
         results["after"] = measure(trainer, stage.folder / "responses.jsonl")
-        results["win_rate_before"] = win_rate(
-            read_scores(stage.folder / "responses.jsonl"), read_scores(stage.folder / "responses-before.jsonl")
-        )
+        if is_main_process():  # which alone has written the files
+            results["win_rate_before"] = win_rate(
+                read_scores(stage.folder / "responses.jsonl"), read_scores(stage.folder / "responses-before.jsonl")
+            )
     if trainer.args.should_save:
         policy = trainer.actor_critic.policy
         save_model(policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results))

@@ -18,14 +18,17 @@ from typing import Any, Literal, cast
 
 from wpr.data import DataSettings, SplitSettings
 from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.regularizer import RegularizerSettings
+from wpr.pipeline.regularizer import RegularizerSettings, has_setting
 from wpr.pipeline.typed import Where, build, check_fields, field_types, unknown
 from wpr.pipeline.yaml_file import YamlFile, parse_value, read_yaml
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """The shipped ones."""
 
 STAGES = ("sft", "reward", "ppo")
+COMMAND_LINE = "command line"
+"""How errors call it."""
+
 OWNED = {
     "output_dir": "the run folder holds it; set `output`",
     "seed": "all stages take the recipe's `seed`",
@@ -182,7 +185,7 @@ class Recipe:
     def policy(self, name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
         """The recipe of one policy: its changes put into `regularizer` and `ppo`, then ``changes`` (dotted)."""
         if name not in self.policy_names:
-            raise unknown(name, self.policy_names, lambda _: f"recipe {self.name}")
+            raise unknown(name, self.policy_names, lambda _: f"recipe {self.name}", kind="policy")
         assert self.source is not None
         return self.source.recipe(name, changes)
 
@@ -206,27 +209,32 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """What a recipe was made from: the merged values, the command line's changes, and where each key came from."""
+    """What a recipe was made from: the values with all changes in them, and where each key came from."""
 
     values: dict[str, Any]
-    changes: dict[str, Any]
     origins: dict[str, str]
 
-    def where(self, key: str) -> str:
-        """Words for where ``key``, or the nearest one above it, was set."""
+    def where(self, key: str, policy: str | None = None) -> str:
+        """Words for where ``key``, or the nearest one above it, was set; for a policy, there first."""
+        own = f"policies.{policy}.{key}"
+        if policy is not None and own in self.origins and not self.origins.get(key, "").startswith(COMMAND_LINE):
+            return self.origins[own]
         while key and key not in self.origins:
             key = key.rpartition(".")[0]
         return self.origins.get(key, "recipe")
 
     def recipe(self, policy: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-        """The typed recipe; for one policy, with that policy's changes below those of the command line."""
-        values = merge_dotted(self.values, self.changes)
+        """The typed recipe; for one policy, with what it and then ``changes`` (dotted, a sweep's) put in."""
+        values = self.values
         if policy is not None:
-            own = (values.get("policies") or {}).get(policy) or {}
-            values = merge(values, own)
-            late = {k: v for k, v in self.changes.items() if k.split(".")[0] in ("regularizer", "ppo")}
-            values = merge_dotted(values, {**late, **(changes or {})})
-        recipe = _typed(values, self.where, check_policies=policy is None)
+            values = merge(values, values.get("policies", {}).get(policy) or {})
+            values = merge_dotted(values, changes or {})
+        swept = {key: f"the sweep's grid ({key}={value})" for key, value in (changes or {}).items()}
+
+        def where(key: str) -> str:
+            return swept.get(key) or self.where(key, policy)
+
+        recipe = _typed(values, where, check_policies=policy is None)
         recipe.source = self
         return recipe
 
@@ -239,14 +247,50 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise RecipeError(f"command line: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
+            raise RecipeError(f"{COMMAND_LINE}: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
         changes[key.strip()] = parse_value(value)
-        origins[key.strip()] = f"command line ({text})"
-    source = RecipeSource(file.values, changes, origins)
+        origins[key.strip()] = f"{COMMAND_LINE} ({text})"
+    source = RecipeSource(with_changes(file.values, changes), origins)
     recipe = source.recipe()
     for policy in recipe.policy_names:  # an error in any of them is told now, not hours later
         source.recipe(policy)
     return recipe
+
+
+def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the command line's changes in them. Those of `ppo` and `regularizer` go into every policy too, above
+    what it says itself, but for settings that have no meaning for its regularizer.
+    """
+    specific = {key: value for key, value in changes.items() if key.partition(".")[0] == "policies"}
+    general = {key: value for key, value in changes.items() if key not in specific}
+    policies = values.get("policies")
+    if not isinstance(policies, Mapping) or not policies:
+        return merge_dotted(values, changes)
+    merged = merge_dotted(values, _meaningful(general, values))
+    late = {key: value for key, value in general.items() if key.partition(".")[0] in ("ppo", "regularizer")}
+    unused = {key for key in late if key.startswith("regularizer.")}
+    changed = dict(policies)
+    for name, own in policies.items():
+        if isinstance(own, Mapping):
+            fitting = _meaningful(late, merge(merged, own))
+            unused -= set(fitting)
+            changed[name] = merge_dotted(own, fitting)
+    if unused:
+        raise RecipeError(f"{COMMAND_LINE}: {min(unused)} has no meaning for any of the policies {', '.join(policies)}")
+    return merge_dotted(merged | {"policies": changed}, specific)
+
+
+def _meaningful(changes: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, less settings that the regularizer of ``values`` does not have."""
+    section = values.get("regularizer")
+    name = changes.get("regularizer.name", section.get("name") if isinstance(section, Mapping) else None)
+    known = field_types(RegularizerSettings)
+
+    def fits(key: str) -> bool:
+        head, _, setting = key.partition(".")
+        return head != "regularizer" or setting not in known or has_setting(name or "wasserstein", setting)
+
+    return {key: value for key, value in changes.items() if fits(key)}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -256,7 +300,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
     """The file of a recipe: a path, relative to ``beside`` or the working folder, or a shipped recipe's name."""
-    candidates = [Path(name).expanduser(), *([beside / name] if beside is not None else [])]
+    candidates = [*([beside / name] if beside is not None else []), Path(name).expanduser()]
     for path in candidates:
         if path.is_file():
             return path
@@ -267,7 +311,9 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
         return shipped
     if name.endswith((".yaml", ".yml")) or "/" in name:
         raise RecipeError(f"there is no recipe file {name}; `wpr recipes` lists the shipped ones")
-    raise unknown(name, shipped_recipes(), lambda _: "recipe").with_traceback(None)
+    if Path(name).is_dir():
+        raise RecipeError(f"{name} is a folder; name a recipe file, or a shipped recipe (`wpr recipes` lists them)")
+    raise unknown(name, shipped_recipes(), lambda _: "there is no such file", kind="recipe")
 
 
 @dataclass(frozen=True)
@@ -278,9 +324,9 @@ class _Read:
 
 def _read(path: Path, chain: tuple[Path, ...] = ()) -> _Read:
     """A file's values over those of the files that it extends."""
-    if path in chain:
+    if path.resolve() in [seen.resolve() for seen in chain]:
         raise RecipeError(f"{path} extends itself, through {' -> '.join(map(str, chain))}; break the circle")
-    shown = path.stem if path.parent == RECIPES else str(path)
+    shown = path.stem if path.resolve().parent == RECIPES else str(path)
     file: YamlFile = read_yaml(path, shown)
     origins = {key: file.where(key) for key in file.lines}
     values = dict(file.values)
@@ -334,10 +380,16 @@ def merge_dotted(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         for section in sections:
             below = place.setdefault(section, {})
             if not isinstance(below, dict):
-                raise RecipeError(f"command line: {key} is set, and so is the whole of {section}; keep one of them")
+                raise _set_twice(key, section)
             place = below
+        if value is not None and isinstance(place.get(last), dict):  # null takes the section out, parts and all
+            raise _set_twice(f"{key}.{next(iter(place[last]))}", last)
         place[last] = value
     return merge(values, top)
+
+
+def _set_twice(key: str, section: str) -> RecipeError:
+    return RecipeError(f"{COMMAND_LINE}: {key} is set, and so is the whole of {section}; keep one of them")
 
 
 def _typed(values: dict[str, Any], where: Where, check_policies: bool) -> Recipe:
@@ -439,8 +491,21 @@ def _check_policies(recipe: Recipe, where: Where) -> None:
                 raise unknown(f"policies.{name}.{key}", ["regularizer", "ppo"], where, f"policies.{name}")
     for name in recipe.train or []:
         if name not in recipe.policy_names:
-            raise unknown(name, recipe.policy_names, lambda _: f"{where('train')}: train")
+            raise unknown(name, recipe.policy_names, lambda _: f"{where('train')}: train", kind="policy")
     for sweep, settings in recipe.sweeps.items():
         for name in settings.policies:
             if name not in recipe.policy_names:
-                raise unknown(name, recipe.policy_names, lambda _, sweep=sweep: f"{where('sweeps')}: sweep {sweep}")  # type: ignore[misc]
+                place = f"{where('sweeps')}: sweep {sweep}"
+                raise unknown(name, recipe.policy_names, lambda _, place=place: place, kind="policy")  # type: ignore[misc]
+        check_grid(settings.grid, f"{where(f'sweeps.{sweep}.grid')}: sweep {sweep}")
+
+
+def check_grid(grid: Mapping[str, Any], place: str) -> None:
+    """Refuse a grid over settings that a policy cannot change, or that nobody knows."""
+    for key in grid:
+        section, _, setting = key.partition(".")
+        if section not in ("ppo", "regularizer"):
+            raise RecipeError(f"{place}: a grid changes `ppo` and `regularizer` settings; {key} is none of them")
+        known = field_types(RegularizerSettings if section == "regularizer" else config_class("ppo"))
+        if setting not in known and key != "ppo.batch_size":
+            raise unknown(key, known, lambda _: place, section)

@@ -56,15 +56,13 @@ class RegularizerSettings:
             make_regularizer(self.name)  # raises, with the nearest name
         if self.scale is not None and isinstance(self.scale, str) and self.scale not in ("median-nn", "none"):
             raise ValueError(f"scale={self.scale!r} must be median-nn, none or a number")
-        foreign = ("estimator", "alpha") if self.is_wasserstein else ("preset", *_GEOMETRY, *_SOLVER)
-        foreign = tuple(name for name in foreign if name != "gauge")
-        if known == "alpha":
-            foreign = tuple(name for name in foreign if name != "alpha")
-        elif not self.is_wasserstein:
-            foreign = (*foreign, "alpha")
-        for name in foreign:
-            if getattr(self, name) is not None:
+        for name in self.given():
+            if not has_setting(self.name, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} has no meaning for {self.name}; leave it out")
+        if isinstance(self.neighbours, int) and self.neighbours < 1:
+            raise ValueError(f"neighbours={self.neighbours} must be 1 or more, or all")
+        if isinstance(self.scale, float) and not self.scale > 0:
+            raise ValueError(f"scale={self.scale} must be a positive number, median-nn or none")
         if self.is_wasserstein:
             self.solver()
         else:
@@ -96,10 +94,26 @@ class RegularizerSettings:
                         "scale": self.scale or "median-nn", "embeddings": self.embeddings}  # fmt: skip
             return {"name": "wasserstein", "preset": self.preset or "semantic", **geometry, **self.solver()}
         known = ALIASES.get(self.name, self.name)
-        values: dict[str, Any] = {"name": known, "estimator": self.estimator or "gradient"}
+        values: dict[str, Any] = {
+            "name": known,
+            "estimator": self.estimator or "gradient",
+            "gauge": self.gauge or "value",
+        }
         if known == "alpha":
             values["alpha"] = Alpha().alpha if self.alpha is None else self.alpha
         return values
+
+
+def has_setting(regularizer: str, setting: str) -> bool:
+    """Whether a setting has a meaning for the regularizer of that name."""
+    known = ALIASES.get(regularizer, regularizer)
+    if setting in ("name", "gauge"):
+        return True
+    if setting == "estimator":
+        return known != "wasserstein"
+    if setting == "alpha":
+        return known == "alpha"
+    return known == "wasserstein"
 
 
 def build_regularizer(settings: RegularizerSettings, reference: Any) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from wpr.pipeline.arguments import decisive
 from wpr.pipeline.environment import command_line, machine, versions
-from wpr.pipeline.errors import RunFolderError, explain, first_line
+from wpr.pipeline.errors import RunFolderError, UserError, explain, first_line
 from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now, write_atomically
+from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.rows import RecipeData
 from wpr.pipeline.stage import Stage, forget_peak_memory, is_main_process, peak_memory, wait_for_everyone
@@ -60,7 +61,7 @@ def plan(
         stages.append(PlannedStage("reward", first, recipe, model | {"reward": decisive(recipe.reward)}))
         before_ppo = (*first, "reward")
     for name in recipe.trained_policies if policies is None else policies:
-        base = name.partition("+")[0]
+        base = name if name in recipe.policy_names else name.partition("+")[0]
         own = recipe.policy(base, (changes or {}).get(name))
         inputs = model | {
             "ppo": decisive(own.ppo),
@@ -101,6 +102,7 @@ class Run:
         self.on_change = on_change
         self.say = say if is_main_process() else lambda text: None
         self._data: RecipeData | None = None
+        self._facts_are_written = False
 
     def execute(self, stages: list[PlannedStage], only: set[str] | None = None) -> dict[str, dict[str, Any]]:
         """Bring every stage to done, ``only`` these kinds if given; results by stage. Stages that are done are skipped;
@@ -108,30 +110,58 @@ class Run:
         """
         results = {}
         with self._writing():
-            for stage in stages:
-                asked = only is None or stage.name.partition("/")[0] in only or stage.name == "prepare"
-                results[stage.name] = self._bring(stage, asked)
+            asked = {
+                stage.name: only is None or stage.name.partition("/")[0] in only or stage.name == "prepare"
+                for stage in stages
+            }
+            with self._explaining():
+                self._check(stage for stage in stages if asked[stage.name])
+                for stage in stages:
+                    results[stage.name] = self._bring(stage, asked[stage.name])
         return {name: found for name, found in results.items() if found is not None}
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """The folder locked, the log file open, the facts of this run in the manifest."""
-        if not is_main_process():
+    def _explaining(self) -> Iterator[None]:
+        """Errors of the machine, such as a full disk, in words, with the folder that they are about."""
+        try:
             yield
-            return
-        with self.folder.lock():
-            handler = logging.FileHandler(self.folder.path / "run.log", encoding="utf-8")
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-            logging.getLogger("wpr").addHandler(handler)
-            try:
-                self._write_facts()
-                logger.info("%s", command_line())
+        except Exception as error:
+            told = explain(error, self.folder.path)
+            if told is None or isinstance(error, UserError):
+                raise
+            raise UserError(told) from error
+
+    def _check(self, stages: Iterable[PlannedStage]) -> None:
+        """Refuse now what a stage would refuse when its turn comes, as far as that can be known."""
+        from wpr.pipeline.checks import check_stage
+
+        for stage in stages:
+            record = self.folder.record(stage.name)
+            if record is not None and self.on_change == "refuse":
+                own = {key: value for key, value in record.inputs.items() if key in stage.inputs}
+                if own != stage.inputs:
+                    self._changed(stage, record, record.inputs | stage.inputs)
+            if record is None or record.status != "done":
+                check_stage(stage.name, stage.recipe, self.folder)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The folder locked, the log file open."""
+        if not is_main_process():
+            with log_to(None, self.say):
                 yield
-            finally:
-                logging.getLogger("wpr").removeHandler(handler)
-                handler.close()
+            return
+        with self.folder.lock(), log_to(self.folder.path / "run.log", self.say):
+            logger.info("%s", command_line())
+            yield
 
     def _write_facts(self) -> None:
+        """What this run is, when its first stage starts: a run that is refused leaves the folder as it was."""
+        if self._facts_are_written:
+            return
+        self._facts_are_written = True
+        if self._data is not None:
+            self.folder.manifest["data"] = self._data.report()
         commands = [*self.folder.manifest.get("commands", []), {"at": now(), "command": command_line()}]
         self.folder.write(
             name=self.recipe.name,
@@ -141,7 +171,8 @@ class Run:
             hardware=machine().as_dict(),
             commands=commands,
         )
-        write_atomically(self.folder.path / "recipe.yaml", to_yaml(self.recipe.as_dict()))
+        if self.folder.writes:
+            write_atomically(self.folder.path / "recipe.yaml", to_yaml(self.recipe.as_dict()))
 
     def _bring(self, stage: PlannedStage, asked: bool) -> dict[str, Any] | None:
         record = self.folder.record(stage.name)
@@ -190,7 +221,8 @@ class Run:
         """Rows of all stages, read when the first stage asks."""
         if self._data is None:
             self._data = RecipeData(self._real(self.recipe))
-            self.folder.write(data=self._data.report())
+            if self._facts_are_written:
+                self.folder.write(data=self._data.report())
         return self._data
 
     def _real(self, recipe: Recipe) -> Recipe:
@@ -235,15 +267,21 @@ class Run:
         begun, before = time.monotonic(), record.seconds
         data = None if stage.name == "prepare" else self.data
         run = Stage(stage.name, self._real(stage.recipe), self.folder, data)
+        self._write_facts()
         self.folder.write(stage.name, record)
         forget_peak_memory()
         try:
             results = trainer_of(run.kind)(run)
         except BaseException as error:
-            record.status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-            record.error = explain(error, self.folder.path) or f"{type(error).__name__}: {first_line(error)}"
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            told = None if interrupted else explain(error, self.folder.path)
+            record.status = "interrupted" if interrupted else "failed"
+            record.error = None if interrupted else told or f"{type(error).__name__}: {first_line(error)}"
             record.seconds = before + time.monotonic() - begun
-            logger.error("%s broke off", stage.name, exc_info=error)
+            if interrupted:
+                logger.info("%s was interrupted", stage.name)
+            else:
+                logger.error("%s broke off", stage.name, exc_info=error)
             self._note_failure(stage.name, record)
             raise
         record.status, record.finished, record.results = "done", now(), results
@@ -259,7 +297,7 @@ class Run:
         try:
             self.folder.write(stage, record)
         except OSError as error:
-            logger.warning("the manifest could not be written: %s", error)
+            logger.info("the manifest could not be written: %s", error)
 
 
 def results_of(folder: Path) -> dict[str, dict[str, Any]]:

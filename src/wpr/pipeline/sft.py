@@ -17,6 +17,7 @@ from wpr.pipeline.training import (
     release,
     show_progress,
 )
+from wpr.ppo.checkpoints import last_complete_checkpoint
 
 
 def train_sft(stage: Stage) -> dict[str, Any]:
@@ -27,6 +28,9 @@ def train_sft(stage: Stage) -> dict[str, Any]:
     tokenizer = load_tokenizer(recipe.model.name, recipe.model.revision)
     rows = stage.rows(tokenizer)
     args = make_config("sft", stage.arguments())
+    # Measured within training: `evaluate` before it would leave the model without the wrapper that averages gradients
+    # over processes.
+    args.eval_on_start = bool(rows.held_out) and last_complete_checkpoint(stage.checkpoints) is None
     trainer = ResumableSFTTrainer(
         model=load_causal(recipe.model),
         args=args,
@@ -37,17 +41,18 @@ def train_sft(stage: Stage) -> dict[str, Any]:
     )
     console = show_progress(trainer, "sft")
     results: dict[str, Any] = {"rows": len(rows.train), "held_out_rows": len(rows.held_out)}
-    if rows.held_out:
-        results["before"] = _held_out(trainer)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
     try:
         trainer.resume(stage.checkpoints)
     finally:
         console.close()
+    if rows.held_out:
+        first = next(row for row in trainer.state.log_history if "eval_loss" in row)  # checkpoints keep it
+        results["before"] = _held_out(first)
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if rows.held_out:
-        results["after"] = _held_out(trainer)
+        results["after"] = _held_out(trainer.evaluate())
     if trainer.args.should_save:
         model = stage.unwrap(trainer)
         end_with(model, [rows.encoder.end_id, tokenizer.eos_token_id])
@@ -64,9 +69,9 @@ def end_with(model: Any, tokens: list[int]) -> None:
     model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
 
 
-def _held_out(trainer: Any) -> dict[str, float]:
+def _held_out(evaluated: dict[str, Any]) -> dict[str, float]:
     """Loss a token of held-out completions, and its exponential."""
-    metrics = learned(trainer.evaluate())
+    metrics = learned(evaluated)
     found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name != "eval_num_tokens"}
     found["perplexity"] = math.exp(min(found["loss"], 700.0))
     return found

@@ -51,7 +51,8 @@ class Stage:
     def arguments(self) -> dict[str, Any]:
         """Arguments of the stage's config class, on the processes and devices that there are."""
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.folder / "tensorboard")
-        return trainer_arguments(self.recipe, self.kind, self.folder, process_count(), has_bf16())
+        own = trainer_arguments(self.recipe, self.kind, self.folder, process_count(), has_bf16())
+        return device_arguments() | own
 
     def unwrap(self, trainer: Any) -> Any:
         """The trained model itself."""
@@ -85,7 +86,24 @@ def wait_for_everyone() -> None:
     if process_count() > 1:
         from accelerate import PartialState
 
-        PartialState().wait_for_everyone()
+        PartialState(**({"cpu": True} if device_arguments() else {})).wait_for_everyone()
+
+
+def leave_the_others() -> None:
+    """End the group of processes of a launch, when all are through; without it, torch complains at exit."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def device_arguments() -> dict[str, Any]:
+    """Arguments of a trainer on a machine without an accelerator; unless told, processes there would not find each
+    other.
+    """
+    import torch
+
+    return {} if torch.accelerator.is_available() else {"use_cpu": True}
 
 
 def has_bf16() -> bool:

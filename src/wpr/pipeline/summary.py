@@ -36,11 +36,13 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
     rows = comparison(results_of(folder))
     if rows:
         write_atomically(folder / "policies.csv", as_csv(rows))
-        names = [str(row["policy"]) for row in rows]
-        metrics = {name: read_metrics(folder / "ppo" / name / "metrics.jsonl") for name in names}
+        policies = [str(row["policy"]) for row in rows]
+        metrics = {name: read_metrics(folder / "ppo" / name / "metrics.jsonl") for name in policies}
         write_atomically(folder / "curves.svg", policy_curves(metrics))
         names = list(dict.fromkeys(name for row in rows for name in row))
-        table = Table(*names, title="policies on held-out prompts")
+        table = Table(title="policies on held-out prompts")
+        for name in names:
+            table.add_column(name, no_wrap=name == "policy", overflow="fold")
         for row in rows:
             table.add_row(*(_shown(row.get(name, "")) for name in names))
         console.print(table)

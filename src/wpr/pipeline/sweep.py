@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.model_card import flatten
-from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.recipe import Recipe, check_grid
 from wpr.pipeline.typed import unknown
 from wpr.pipeline.yaml_file import parse_value
 
@@ -37,7 +38,7 @@ def members(
     names = list(policies)
     if sweep is not None:
         if sweep not in recipe.sweeps:
-            raise unknown(sweep, recipe.sweeps, lambda _: f"recipe {recipe.name}: sweeps")
+            raise unknown(sweep, recipe.sweeps, lambda _: f"recipe {recipe.name}", kind="sweep")
         values |= recipe.sweeps[sweep].grid
         names = names or recipe.sweeps[sweep].policies
     for text in grid:
@@ -45,17 +46,16 @@ def members(
         if not equals or not listed:
             raise RecipeError(f"--grid {text!r} must be key=value,value,..., for instance ppo.beta=0.1,0.01")
         values[key] = [parse_value(part) for part in listed.split(",")]
-    for key in values:
-        if key.split(".")[0] not in ("ppo", "regularizer"):
-            raise RecipeError(f"a sweep's grid changes `ppo` and `regularizer` settings; {key} is none of them")
+    check_grid(values, "the sweep's grid")
     names = names or recipe.trained_policies
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         if name not in recipe.policy_names:
-            raise unknown(name, recipe.policy_names, lambda _: f"recipe {recipe.name}: policies")
+            raise unknown(name, recipe.policy_names, lambda _: f"recipe {recipe.name}", kind="policy")
         for combination in itertools.product(*values.values()):
             changes = dict(zip(values, combination, strict=True))
-            label = "+".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())])
+            parts = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+            label = re.sub(r"[^\w.=+-]", "-", "+".join([name, *parts]))  # it names a folder
             found[label] = changes
     return found
 

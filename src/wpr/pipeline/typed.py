@@ -17,8 +17,8 @@ Where = Callable[[str], str]
 """From a dotted key to the words that say where it was set."""
 
 
-def unknown(key: str, known: Iterable[str], where: Where, section: str = "") -> RecipeError:
-    """The error for a key that nobody knows, with the known one that is spelled most like it."""
+def unknown(key: str, known: Iterable[str], where: Where, section: str = "", kind: str = "setting") -> RecipeError:
+    """The error for a key that nobody knows, with the known one that is spelled most like it; ``kind``: what it is."""
     names = list(known)
     bare = key.rpartition(".")[2]
     close = difflib.get_close_matches(bare, names, 1)
@@ -26,7 +26,9 @@ def unknown(key: str, known: Iterable[str], where: Where, section: str = "") -> 
         hint = f"did you mean {section + '.' if section else ''}{close[0]}?"
     else:
         hint = f"known are {', '.join(names)}" if len(names) <= 30 else "see docs/recipes.md"
-    return RecipeError(f"{where(key)}: unknown setting {key}; {hint}")
+    if not names:
+        hint = "there are none"
+    return RecipeError(f"{where(key)}: unknown {kind} {key}; {hint}")
 
 
 def check_fields(

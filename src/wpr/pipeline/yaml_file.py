@@ -20,23 +20,32 @@ class _Loader(yaml.SafeLoader):
     """Safe, with YAML 1.2's booleans and numbers, and dates as the text they are."""
 
 
-_REPLACED = [f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "timestamp")]
+_KINDS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
+"""What plain text is read as in YAML 1.2, in this order, and the characters that it may begin with."""
+
+_TAG = "tag:yaml.org,2002:"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag not in _REPLACED]
+    first: [(tag, pattern) for tag, pattern in rules if tag.removeprefix(_TAG) not in (*_KINDS, "timestamp")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tfTF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"""^(?:[-+]?(?:[0-9]*\.[0-9]+|[0-9]+\.)(?:[eE][-+]?[0-9]+)?
-              |[-+]?[0-9]+[eE][-+]?[0-9]+
-              |[-+]?\.(?:inf|Inf|INF)
-              |\.(?:nan|NaN|NAN))$""",
-        re.VERBOSE,
-    ),
-    list("-+0123456789."),
-)
+for _kind, (_pattern, _first) in _KINDS.items():
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text[2:] if base != 10 else text, base)
+
+
+_Loader.add_constructor(_TAG + "int", _whole_number)
 
 
 @dataclass
@@ -69,6 +78,11 @@ def read_yaml(path: Path, name: str | None = None) -> YamlFile:
         if node is not None:
             _note_lines(node, "", lines, shown)
         values = yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RecipeError(
+            f"{shown}, line {line} has a character that YAML does not allow (number {error.character}); remove it"
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -76,9 +90,20 @@ def read_yaml(path: Path, name: str | None = None) -> YamlFile:
             f"{shown}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; mend the line (a missing "
             "colon, quote or bracket, or a tab, is the usual cause)"
         ) from None
+    if values is None:
+        raise RecipeError(
+            f"{shown} is empty; write `key: value` lines, or begin with a copy of one: `wpr recipes tiny`"
+        )
     if not isinstance(values, dict):
         raise RecipeError(f"{shown} holds {type(values).__name__}, not settings; write `key: value` lines")
-    return YamlFile(shown, values, lines)
+    return YamlFile(shown, _with_text_keys(values), lines)
+
+
+def _with_text_keys(values: Any) -> Any:
+    """Keys as text throughout: a policy may be called 1."""
+    if isinstance(values, dict):
+        return {str(key): _with_text_keys(value) for key, value in values.items()}
+    return [_with_text_keys(value) for value in values] if isinstance(values, list) else values
 
 
 def parse_value(text: str) -> Any:
@@ -107,16 +132,25 @@ def _dump_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(float, _dump_float)
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # text that would read as a number is quoted
 
 
-def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], shown: str) -> None:
+def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], shown: str, above: tuple[int, ...] = ()) -> None:
+    if id(node) in above:
+        raise RecipeError(f"{shown}, line {node.start_mark.line + 1}: {prefix} holds itself; write its settings out")
+    above = (*above, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, part in enumerate(node.value):
+            _note_lines(part, f"{prefix}.{index}", lines, shown, above)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
         name = f"{prefix}.{key.value}" if prefix else str(key.value)
         line = key.start_mark.line + 1
         if name in lines:
-            raise RecipeError(f"{shown}, line {line}: {name} stands here for the second time (first in line "
-                              f"{lines[name]}); remove one of them")  # fmt: skip
+            raise RecipeError(
+                f"{shown}, line {line}: {name} stands here for the second time (first in line {lines[name]}); remove "
+                "one of them"
+            )
         lines[name] = line
-        _note_lines(value, name, lines, shown)
+        _note_lines(value, name, lines, shown, above)

@@ -84,7 +84,8 @@ def panels(charts: Sequence[str], names: Sequence[str], columns: int = 3) -> str
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="wpr-chart" viewBox="0 0 {width} {height}" role="img" '
-        f'width="{width}" height="{height}">{STYLE}<rect class="back" width="{width}" height="{height}" fill="#ffffff"/>'
+        f'width="{width}" height="{height}">{STYLE}'
+        f'<rect class="back" width="{width}" height="{height}" fill="#ffffff"/>'
         f"{''.join(legend)}{''.join(placed)}</svg>\n"
     )
 

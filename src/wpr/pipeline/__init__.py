@@ -1,0 +1,1 @@
+"""A recipe's stages, the run folder, resuming."""

@@ -1,0 +1,96 @@
+"""`wpr doctor`: what it prints and returns about this machine and about recipes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.ppo import tiny
+from wpr import __version__
+from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline
+from wpr.pipeline.environment import machine
+from wpr.pipeline.recipe import Recipe, load_recipe
+
+
+def printed(recipe: Recipe | None = None) -> tuple[str, dict[str, Any]]:
+    """What is said of this machine, or of a recipe, and what is returned."""
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    if recipe is not None:
+        found = examine_recipe(recipe, console)
+        return text.getvalue(), found
+    examine(console)
+    return text.getvalue(), {}
+
+
+def test_this_machine() -> None:
+    text, _ = printed()
+    lines = [[cell.strip() for cell in line.split("│")[1:3]] for line in text.splitlines() if "│" in line]
+    state = {line[0]: line[1] for line in lines}
+    assert state["wpr"] == __version__
+    assert state["cores, memory"].startswith(f"{machine().cores}, ")
+    assert set(state) >= {"python", "torch", "transformers", "trl", "peft", "GPU", "code sandbox", "hub", "penalty"}
+
+
+@pytest.mark.parametrize(("value", "found"), [("1", True), ("true", True), ("on", True), ("0", False), ("", False)])
+def test_offline_as_the_hub_s_client_has_it(value: str, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert offline() is found
+    text, _ = printed()
+    assert ("offline (HF_HUB_OFFLINE)" in text) is found
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [(0, "0.0 MB"), (99e6, "99.0 MB"), (1e8, "0.1 GB"), (1.25e12, "1250.0 GB"), (float("nan"), "unknown size")],
+)
+def test_bytes_for_a_reader(amount: float, words: str) -> None:
+    assert gigabytes(amount) == words
+
+
+def test_free_space_of_a_folder_to_come(tmp_path: Path) -> None:
+    assert free_space(tmp_path / "not" / "there" / "yet") > 0
+
+
+def test_a_model_whose_size_is_not_known() -> None:
+    text, found = printed(load_recipe("tiny"))
+    assert found == {}
+    assert "made by the prepare stage; its size is known once that has run" in text
+    text, found = printed(load_recipe("tiny", ["model.name=nobody/nothing"]))
+    assert found == {}
+    assert "`hf download nobody/nothing config.json` fetches it" in text
+
+
+def test_a_recipe_with_a_model_of_one_s_own(tmp_path: Path) -> None:
+    model = tiny.policy()
+    model.save_pretrained(tmp_path / "model")
+    recipe = load_recipe("tiny", [f"model.name={tmp_path / 'model'}", f"output={tmp_path / 'run'}"])
+    text, found = printed(recipe)
+    assert found["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert set(found["memory"]) == {"prepare", "sft", "reward", "ppo/rkl", "ppo/semantic"}
+    assert (found["downloads"], found["fits"], found["enough_disk"]) == ({}, True, True)
+    assert "memory: fits on one device of this machine" in text
+    assert f"in {tmp_path / 'run'} (" in text
+    assert "NOT enough" not in text
+
+
+def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
+    """A million rows at a time."""
+    changes = ["sft.batch_size=1000000", "sft.per_device_train_batch_size=1000000", f"output={tmp_path}"]
+    text, found = printed(load_recipe("hh-gemma-2b", changes))
+    assert found["fits"] is False
+    assert "does not fit here" in text
+    assert "model.lora, or smaller batches" in text
+
+
+def test_every_policy_that_is_trained_is_counted(tmp_path: Path) -> None:
+    output = f"output={tmp_path}"
+    one, two = (
+        printed(load_recipe("hh-gemma-2b", [output, f"train={names}"]))[1] for names in ("[paper]", "[paper, rkl]")
+    )
+    assert set(two["memory"]) - set(one["memory"]) == {"ppo/rkl"}
+    assert two["disk"] > one["disk"]

@@ -1,0 +1,278 @@
+"""What goes wrong for users, through the command: one paragraph each, an exit code, and nothing of theirs touched."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run of the tiny recipe."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finished = run("run", "tiny", *SMALL, cwd=folder)
+    assert finished.code == 0, finished.stderr
+    return folder / "runs" / "tiny"
+
+
+@pytest.fixture
+def owned(undisturbed: Path, tmp_path: Path) -> Path:
+    """A user's finished run, ``runs/tiny`` in a folder of its own."""
+    shutil.copytree(undisturbed, tmp_path / "runs" / "tiny")
+    return tmp_path
+
+
+def pairs(count: int = 40) -> list[str]:
+    rows = []
+    for number in range(count):
+        asked = f"\n\nHuman: Where is boat {number}?\n\nAssistant: "
+        rows.append(json.dumps({"chosen": f"{asked}Here it is.", "rejected": f"{asked}No."}))
+    return rows
+
+
+# A recipe that cannot be read, and settings that make no sense. Through a process: one; the others within this one.
+
+
+def test_broken_recipe(owned: Path) -> None:
+    (owned / "mine.yaml").write_text("extends: tiny\nname: tiny\nppo: {beta: 0.1\nseed: 3\n")
+    before = content(owned)
+    finished = run("run", "mine.yaml", *SMALL, cwd=owned)
+    assert finished.code == 2
+    assert finished.stdout == ""
+    assert finished.error.startswith("Error: mine.yaml, line 4, column 5 is not valid YAML")
+    assert "mend the line" in finished.error
+    assert content(owned) == before
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("ppo: {bta: 1}", "mine.yaml, line 3: unknown setting ppo.bta; did you mean ppo.beta?"),
+        ("ppo: {beta: much}", "mine.yaml, line 3: ppo.beta='much' must be a number"),
+        ("name: twice", "mine.yaml, line 3: name stands here for the second time (first in line 2)"),
+        ("sft: {output_dir: x}", "the run folder holds it; set `output`"),
+        ("reward: null", "there is no reward: train one"),
+        ("regularizer: {name: chi-squared, lam: 3}", "lam=3.0 has no meaning for chi-squared; leave it out"),
+    ],
+)
+def test_recipes_that_say_nonsense(here: Here, tmp_path: Path, written: str, told: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: tiny\nname: mine\n{written}\n")
+    finished = here("run", str(path), f"output={tmp_path / 'run'}")
+    assert finished.code == 2
+    assert told in finished.error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "tinny"], "unknown recipe tinny; did you mean tiny?"),
+        (["run", "no/such.yaml"], "there is no recipe file no/such.yaml"),
+        (["run", "tiny", "beta"], "'beta' is no setting; write key=value"),
+        (["run", "tiny", "ppo.bet=1"], "command line (ppo.bet=1): unknown setting ppo.bet; did you mean ppo.beta?"),
+        (["run", "tiny", "--policy", "rk"], "unknown policy rk; did you mean rkl?"),
+        (["run", "tiny", "--on-change", "no"], "--on-change no must be refuse, restart or keep"),
+        (["sweep", "tiny", "betas"], "unknown sweep betas; there are none"),
+        (["sweep", "tiny", "--grid", "ppo.bet=1,2"], "the sweep's grid: unknown setting ppo.bet"),
+        (["sweep", "tiny", "--grid", "seed=1,2"], "the sweep's grid: a grid changes `ppo` and `regularizer` settings"),
+        (["sft", "tiny", "sft=null"], "recipe tiny has no sft stage"),
+    ],
+)
+def test_arguments_that_make_no_sense(here: Here, arguments: list[str], told: str) -> None:
+    finished = here(*arguments)
+    assert finished.code == 2
+    assert told in finished.error
+
+
+# Data. The user has a run of other data, which stays as it is.
+
+
+def write_missing_column(path: Path) -> None:
+    path.write_text("\n".join(json.dumps({"chosen": "a", "reject": "b"}) for _ in range(3)))
+
+
+def write_truncated_gzip(path: Path) -> None:
+    whole = gzip.compress("\n".join(pairs()).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def write_not_utf8(path: Path) -> None:
+    rows = [row.encode() for row in pairs()]
+    rows[6] = rows[6].replace(b"Here", b"H\xe9re")
+    path.write_bytes(b"\n".join(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "told"),
+    [
+        (
+            "columns.jsonl",
+            write_missing_column,
+            ("columns.jsonl:1", "no column 'rejected' (there are 'chosen', 'reject')", "data.columns: {rejected:"),
+        ),
+        (
+            "cut.jsonl.gz",
+            write_truncated_gzip,
+            ("cut.jsonl.gz is a truncated gzip file", "after line", "copy it again"),
+        ),
+        (
+            "latin.jsonl",
+            write_not_utf8,
+            ("1 of 40 rows", "latin.jsonl:7: byte", "0xe9, is not UTF-8", "data.bad_rows: skip"),
+        ),
+    ],
+)
+def test_data_that_cannot_be_read(
+    here: Here, owned: Path, name: str, write: Callable[[Path], None], told: tuple[str, ...]
+) -> None:
+    write(owned / name)
+    before = content(owned)
+    here.monkeypatch.chdir(owned)
+    finished = here("run", "tiny", *SMALL, f"data.source={name}", "--on-change", "restart")
+    assert finished.code == 2
+    for part in told:
+        assert part in finished.error
+    assert content(owned) == before
+    assert "Traceback" not in (owned / "runs" / "tiny" / "run.log").read_text()
+
+
+def test_bad_rows_are_counted_when_they_are_skipped(here: Here, tmp_path: Path) -> None:
+    write_not_utf8(tmp_path / "latin.jsonl")
+    finished = here.succeeds(
+        "sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", f"data.source={tmp_path / 'latin.jsonl'}",
+        "data.bad_rows=skip", "sft.max_steps=1",
+    )  # fmt: skip
+    assert "1 malformed rows were left out (data.bad_rows=skip)" in finished.stderr
+    assert manifest(tmp_path / "run")["data"]["skipped"] == 1
+
+
+# Folders and disks.
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which a test may make as small as it likes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield path
+    # Lazily: a trainer that broke off within this process may still hold a file of its own open.
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def resize(path: Path, size: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(path)], check=True)
+
+
+def used(path: Path) -> int:
+    found = os.statvfs(path)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def test_full_disk(here: Here, undisturbed: Path, small_disk: Path) -> None:
+    """Full in SFT, then in PPO; each time the same command goes on when there is space, to the same results."""
+    output = small_disk / "run"
+    command = ("run", "tiny", *SMALL, f"output={output}")
+    first = used_by(undisturbed, "prepare") + used_by(undisturbed, "sft") // 2
+    for size, stage in ((first, "sft"), (used_by(undisturbed, "") - used_by(undisturbed, "ppo") // 2, "ppo/rkl")):
+        resize(small_disk, size)
+        finished = run(*command, cwd=small_disk) if stage == "sft" else here(*command)
+        assert finished.code == 1
+        assert f"The disk is full: nothing more could be written to {output}" in finished.error
+        assert "MB left" in finished.error
+        assert "Free some space, or lower save_total_limit" in finished.error
+        assert statuses(output)[stage] in ("running", "failed")  # the latter if there was space left to write it
+        assert all(status == "done" for name, status in statuses(output).items() if name != stage)
+    resize(small_disk, 64 << 20)
+    finished = here.succeeds(*command)
+    assert "sft: done before" in finished.stderr
+    assert results(output) == results(undisturbed)
+    for weights in undisturbed.glob("**/model/model.safetensors"):
+        assert (output / weights.relative_to(undisturbed)).read_bytes() == weights.read_bytes()
+
+
+def used_by(folder: Path, stage: str) -> int:
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in (folder / stage).rglob("*") if path.is_file())
+
+
+def read_only(path: Path) -> tuple[str, ...]:
+    """A wrapper under which ``path`` is on a read-only file system: root may write wherever permissions forbid it."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("there is no bwrap to mount a folder read-only with")
+    wrapper = (bwrap, "--dev-bind", "/", "/", "--ro-bind", str(path), str(path), "--chdir", str(path))
+    tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"bwrap does not work here: {tried.stderr.strip()}")
+    return wrapper
+
+
+def test_unwritable_folder(owned: Path) -> None:
+    before = content(owned)
+    finished = run("run", "tiny", *SMALL, "output=runs/new", cwd=owned, before=read_only(owned))
+    assert finished.code == 1
+    assert "runs/new cannot be written or read (Read-only file system)" in finished.error
+    assert "Choose another folder with output=..." in finished.error
+    assert content(owned) == before
+
+
+def test_folders_that_are_no_run_s(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("text")
+    for output, told in (
+        ("file", "is a file; choose another folder"),
+        ("file/run", "cannot be a folder or file (Not a directory). Choose another folder"),
+        ("full", "holds files but no manifest.json"),
+    ):
+        finished = here("run", "tiny", f"output={tmp_path / output}")
+        assert finished.code in (1, 2)
+        assert told in finished.error
+    assert (tmp_path / "full" / "thesis.tex").read_text() == "text"
+
+
+# Found before anything starts, not when the stage's turn comes.
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["reward=null", "scorer.kind=function", "scorer.function=no_such:reward"], "No module named 'no_such'"),
+        (["reward=null", "scorer.name=no/such-model"], "scorer.name: the model no/such-model is neither a folder"),
+        (["critic=no/such-critic"], "critic: the model no/such-critic is neither a folder"),
+        (["ppo.gamma=7"], "gamma"),
+        (["reward.save_strategy=sometimes"], "sometimes"),
+    ],
+)
+def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, changes: list[str], told: str) -> None:
+    finished = here("run", "tiny", *SMALL, f"output={tmp_path / 'run'}", *changes)
+    assert finished.code in (1, 2)
+    assert told in finished.error
+    assert "starting" not in finished.stderr
+    # What is mended can be run in the same folder.
+    assert here("sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", "--dry-run").code == 0
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    finished = run("run", "no/such.yaml", "--debug", cwd=tmp_path)
+    assert finished.code == 1
+    assert "Traceback" in finished.stderr
+    assert "RecipeError: there is no recipe file no/such.yaml" in finished.stderr

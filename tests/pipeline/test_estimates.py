@@ -1,0 +1,149 @@
+"""What recipes need: the known models against their architectures, memory and disk against sums done by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GemmaConfig, PretrainedConfig, Qwen2Config
+
+from tests.ppo import tiny
+from wpr.pipeline.estimates import KNOWN, ModelSize, StageEstimate, _count, downloads, estimate, model_size
+from wpr.pipeline.recipe import load_recipe
+from wpr.pipeline.run import plan
+
+# As the models' own configurations have it.
+GEMMA = {"vocab_size": 256_000, "head_dim": 256, "tie_word_embeddings": True}
+GEMMA_7B = GemmaConfig(hidden_size=3072, intermediate_size=24_576, num_hidden_layers=28, num_attention_heads=16,
+                       num_key_value_heads=16, **GEMMA)  # fmt: skip
+ARCHITECTURES: dict[str, PretrainedConfig] = {
+    "google/gemma-2b": GemmaConfig(hidden_size=2048, intermediate_size=16_384, num_hidden_layers=18,
+                                   num_attention_heads=8, num_key_value_heads=1, **GEMMA),
+    "google/gemma-7b": GEMMA_7B,
+    "google/codegemma-7b": GEMMA_7B,
+    "google/codegemma-7b-it": GEMMA_7B,
+    "Qwen/Qwen1.5-1.8B-Chat": Qwen2Config(vocab_size=151_936, hidden_size=2048, intermediate_size=5504,
+                                          num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=16,
+                                          tie_word_embeddings=False),
+}  # fmt: skip
+SIZE = ModelSize(1000, 50, 8, 3, 4, "made up")
+BASE = ["data.max_prompt_tokens=20", "data.max_completion_tokens=10"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_models_are_what_they_are(name: str) -> None:
+    config, size = ARCHITECTURES[name], KNOWN[name]
+    assert size.parameters == _count(config)
+    assert (size.vocabulary, size.hidden, size.layers) == (
+        config.vocab_size, config.hidden_size, config.num_hidden_layers,
+    )  # fmt: skip
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert size.key_value_width == config.num_key_value_heads * width
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sizes_of_a_folder(tied: bool, tmp_path: Path) -> None:
+    model = tiny.policy(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    found = model_size(str(tmp_path))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert found == ModelSize(count, tiny.TOKENS, 32, 2, 16, "configuration")
+
+
+def test_models_that_are_not_there(tmp_path: Path) -> None:
+    assert model_size("google/gemma-2b") == KNOWN["google/gemma-2b"]
+    for name in ("nobody/nothing", "{prepare}/model", str(tmp_path), str(tmp_path / "gone")):
+        assert model_size(name) is None
+
+
+def needed(stage: str, *changes: str, bf16: bool = False) -> StageEstimate:
+    recipe = load_recipe("tiny", [*BASE, *changes])
+    return estimate(next(part for part in plan(recipe) if part.name == stage), SIZE, bf16)
+
+
+def test_sft_by_hand() -> None:
+    found = needed("sft", "sft.per_device_train_batch_size=2", "sft.batch_size=8", "sft.save_total_limit=3")
+    # 2 sequences of 30 tokens: inner states of 3 layers of 8, 28 * 4 bytes each; logits of 50, three times in float32.
+    assert found.states == 16 * 1000
+    assert found.activations == 28 * 4 * 60 * 8 * 3 + 3 * 4 * 60 * 50
+    assert found.disk == 4000 + 3 * (4000 + 8000)
+    assert found.memory == found.states + found.activations
+    assert found.sharded(4) == 4000 + found.activations
+
+
+def test_reward_model_by_hand() -> None:
+    found = needed("reward", "reward.per_device_train_batch_size=2", "reward.batch_size=8")
+    assert (found.states, found.activations) == (16_000, 28 * 4 * 120 * 8 * 3)  # chosen and rejected, no logits
+    assert found.disk == 4000 + 2 * 12_000
+
+
+def test_ppo_by_hand() -> None:
+    batch = ["ppo.per_device_train_batch_size=2", "ppo.batch_size=8", "ppo.logits_memory_mb=1"]
+    found = needed("ppo/rkl", *batch)
+    # Policy and critic trained, reference and reward model frozen.
+    assert found.states == 16_000 + 16_000 + 4000 + 4000
+    assert found.activations == 28 * 4 * 120 * 8 * 3 + 2**20
+    assert found.disk == 4000 + 2 * 2 * 12_000
+    shared = needed("ppo/rkl", *batch, "ppo.share_backbone=true")
+    assert shared.states == 16_000 + 4000 + 4000
+    assert shared.disk == 4000 + 2 * 12_000
+
+
+def test_ppo_is_rewarded_by_a_function() -> None:
+    changes = ["scorer.kind=function", "scorer.function=a:b"]
+    assert needed("ppo/rkl", *changes).states == needed("ppo/rkl").states - 4000
+
+
+def test_the_cache_of_a_large_rollout_counts() -> None:
+    """Keys and values of all responses that are drawn together, where that is more than training takes."""
+    changes = ["ppo.per_device_train_batch_size=1", "ppo.batch_size=100000", "ppo.logits_memory_mb=1"]
+    whole = needed("ppo/rkl", *changes)
+    assert whole.activations == 2 * 4 * 4 * 3 * 30 * 100_000
+    assert needed("ppo/rkl", *changes, "ppo.generation_batch_size=50000").activations == whole.activations / 2
+
+
+def test_half_precision_and_checkpointing_by_hand() -> None:
+    changes = ["model.precision=auto", "reward.per_device_train_batch_size=2", "reward.batch_size=8"]
+    assert needed("reward", *changes, bf16=True).activations == 28 * 2 * 120 * 8 * 3
+    found = needed("reward", *changes, "reward.gradient_checkpointing=true", bf16=True)
+    assert found.activations == 2 * 120 * 8 * 3 + 28 * 2 * 120 * 8
+
+
+def test_adapters_take_less() -> None:
+    full, lora = (needed("sft", *changes) for changes in ([], ["model.lora.r=1"]))
+    adapter = 1 * 20 * 8 * 3
+    assert lora.states == 4 * 1000 + 16 * adapter
+    assert lora.disk < full.disk
+
+
+def test_what_the_prepare_stage_needs_is_not_known() -> None:
+    assert needed("prepare") == StageEstimate("prepare", 0, 0, 0)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_longer_batches_and_larger_models_need_more(stage: str) -> None:
+    name = "ppo/rkl" if stage == "ppo" else stage
+    batch = [f"{stage}.batch_size=64", f"{stage}.per_device_train_batch_size="]
+    small, large = (needed(name, batch[0], batch[1] + str(size)) for size in (8, 64))
+    assert small.activations < large.activations
+    assert needed(name, "data.max_prompt_tokens=200").activations > needed(name).activations
+
+
+def fetched(*changes: str, size: ModelSize | None = SIZE) -> dict[str, Any]:
+    return downloads(load_recipe("hh-gemma-2b", list(changes)), size)
+
+
+def test_downloads(tmp_path: Path) -> None:
+    assert set(fetched()) == {"google/gemma-2b", "data (full-hh)"}
+    assert fetched()["google/gemma-2b"] == 2000  # hubs keep models in half precision
+    assert set(fetched(f"model.name={tmp_path}")) == {"data (full-hh)"}
+    assert set(fetched("data.source=mine.jsonl")) == {"google/gemma-2b"}
+    unknown = fetched(size=None)["google/gemma-2b"]
+    assert unknown != unknown
+    assert downloads(load_recipe("tiny"), None) == {}
