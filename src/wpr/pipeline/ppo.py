@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import logging
@@ -15,7 +14,7 @@ from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.folder import write_atomically
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.recipe import Recipe, ScorerSettings
+from wpr.pipeline.recipe import ScorerSettings
 from wpr.pipeline.regularizer import build_regularizer
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import MetricsFile, forget_partial_checkpoints, last_training_log, learned, release
@@ -127,17 +126,16 @@ def measure(trainer: Any, path: Path) -> dict[str, float]:
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in trainer.evaluated)
         write_atomically(path, "".join(lines))
     found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    return found | by_difficulty(trainer.evaluated)
+    return found | (pass_rates(trainer.evaluated) if trainer.reward.name == "code" else {})
 
 
-def by_difficulty(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """pass@1 of code problems: the share whose tests all pass, which is a score of 1, by difficulty."""
+def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """pass@1 by difficulty: the share of programs that pass all their tests, which is a code reward of 1."""
     groups: dict[str, list[bool]] = {}
     for row in rows:
-        if "input_output" in row["columns"]:
-            difficulty = str(row["columns"].get("difficulty") or "unknown")
-            for name in ("all", difficulty):
-                groups.setdefault(name, []).append(row["score"] >= 1.0)
+        difficulty = str(row["columns"].get("difficulty") or "unknown")
+        for name in ("all", difficulty):
+            groups.setdefault(name, []).append(row["score"] >= 1.0)
     return {f"pass_at_1_{name}": sum(passed) / len(passed) for name, passed in groups.items()}
 
 
@@ -151,8 +149,3 @@ def win_rate(scores: list[float], others: list[float]) -> float:
     """Share of prompts on which the first is scored higher, equal scores counting half."""
     wins = [1.0 if own > other else 0.5 if own == other else 0.0 for own, other in zip(scores, others, strict=True)]
     return sum(wins) / len(wins)
-
-
-def decisive_scorer(recipe: Recipe) -> dict[str, Any]:
-    """What of the scorer decides PPO's outcome."""
-    return {name: value for name, value in dataclasses.asdict(recipe.scorer).items() if name != "workers"}
