@@ -36,7 +36,7 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 def _shipped(incomplete: str) -> list[str]:
     """Completion of recipe names."""
-    from wpr.pipeline.recipe import shipped_recipes
+    from wpr.pipeline.recipe_file import shipped_recipes
 
     return [name for name in shipped_recipes() if name.startswith(incomplete)]
 
@@ -167,7 +167,7 @@ def recipes(
 
     [bold]Examples[/bold]: wpr recipes   |   wpr recipes tldr-gemma-2b > mine.yaml
     """
-    from wpr.pipeline.recipe import find_recipe, shipped_recipes
+    from wpr.pipeline.recipe_file import find_recipe, shipped_recipes
     from wpr.pipeline.yaml_file import read_yaml
 
     if name is not None:
@@ -187,7 +187,7 @@ def doctor(recipe: Annotated[str | None, typer.Argument(help="What would it need
     [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
     """
     from wpr.pipeline.doctor import examine, examine_recipe
-    from wpr.pipeline.recipe import load_recipe
+    from wpr.pipeline.recipe_file import load_recipe
 
     loaded = None if recipe is None else load_recipe(recipe, overrides or [])
     examine(out)
@@ -243,7 +243,7 @@ def _execute(
 ) -> None:
     """Load the recipe, plan it, and print the plan or carry it out."""
     from wpr.pipeline.errors import RecipeError
-    from wpr.pipeline.recipe import load_recipe
+    from wpr.pipeline.recipe_file import load_recipe
     from wpr.pipeline.sweep import members
     from wpr.pipeline.typed import unknown
 

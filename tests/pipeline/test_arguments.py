@@ -18,7 +18,8 @@ from wpr.pipeline.arguments import (
     trainer_arguments,
 )
 from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe, config_class, load_recipe
+from wpr.pipeline.recipe import Recipe, config_class
+from wpr.pipeline.recipe_file import load_recipe
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 64) | st.none())

@@ -13,7 +13,8 @@ from tests.ppo import tiny
 from wpr import __version__
 from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline
 from wpr.pipeline.environment import machine
-from wpr.pipeline.recipe import Recipe, load_recipe
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.recipe_file import load_recipe
 
 
 def printed(recipe: Recipe | None = None) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from transformers import GemmaConfig, PretrainedConfig, Qwen2Config
 
 from tests.ppo import tiny
 from wpr.pipeline.estimates import KNOWN, ModelSize, StageEstimate, _count, downloads, estimate, model_size
-from wpr.pipeline.recipe import load_recipe
+from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import plan
 
 # As the models' own configurations have it.

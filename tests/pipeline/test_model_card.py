@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from wpr.pipeline.model_card import flatten, model_card
-from wpr.pipeline.recipe import load_recipe
+from wpr.pipeline.recipe_file import load_recipe
 
 RESULTS: dict[str, Any] = {
     "rows": 120,

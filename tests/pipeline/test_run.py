@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from wpr.pipeline.errors import RecipeError, RunFolderError
-from wpr.pipeline.recipe import Recipe, load_recipe
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import OnChange, PlannedStage, Run, plan, results_of, trainer_of
 
 SMALL = [

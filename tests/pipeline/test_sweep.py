@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe, load_recipe
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import plan
 from wpr.pipeline.sweep import as_csv, comparison, members
 
