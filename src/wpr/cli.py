@@ -267,10 +267,13 @@ def _execute(
 
         show_plan(recipe, stages, out)
         return
+    from wpr.pipeline.doctor import space_note
     from wpr.pipeline.run import Run
     from wpr.pipeline.summary import show_results
 
     work = Run(recipe, on_change, say=lambda text: err.print(text))  # type: ignore[arg-type]
+    if (note := space_note(recipe, stages)) is not None:
+        work.say(note)
     results = work.execute(stages, None if only is None else {only})
     show_results(results, work.folder.path, out)
 

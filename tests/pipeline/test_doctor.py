@@ -11,10 +11,11 @@ from rich.console import Console
 
 from tests.ppo import tiny
 from wpr import __version__
-from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline
+from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, space_note
 from wpr.pipeline.environment import machine
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.recipe_file import load_recipe
+from wpr.pipeline.run import plan
 
 
 def printed(recipe: Recipe | None = None) -> tuple[str, dict[str, Any]]:
@@ -95,3 +96,14 @@ def test_every_policy_that_is_trained_is_counted(tmp_path: Path) -> None:
     )
     assert set(two["memory"]) - set(one["memory"]) == {"ppo/rkl"}
     assert two["disk"] > one["disk"]
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_start(tmp_path: Path) -> None:
+    small = load_recipe("tiny", [f"output={tmp_path / 'run'}", f"model.name={tmp_path / 'model'}"])
+    tiny.policy().save_pretrained(tmp_path / "model")
+    assert space_note(small, plan(small)) is None
+    # Checkpoints that no disk holds; what they take is estimated, not written.
+    large = load_recipe("tldr-gemma-7b", [f"output={tmp_path / 'run'}", "ppo.save_total_limit=100000"])
+    note = space_note(large, plan(large))
+    assert note is not None
+    assert "are free; lower save_total_limit" in note

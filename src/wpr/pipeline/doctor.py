@@ -14,8 +14,9 @@ from rich.table import Table
 
 from wpr.pipeline.environment import machine, versions
 from wpr.pipeline.estimates import downloads, estimate, model_size
+from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.run import plan
+from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
 
 EXTRAS = {"trl": "train", "datasets": "train", "peft": "lora", "tensorboard": "train", "deepspeed": "deepspeed"}
@@ -101,6 +102,23 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
         "fits": fits,
         "enough_disk": disk <= free,
     }
+
+
+def space_note(recipe: Recipe, stages: list[PlannedStage]) -> str | None:
+    """A word of warning where the disk will probably not hold what the stages that are not done yet write."""
+    size = model_size(recipe.model.name)
+    if size is None:
+        return None
+    folder = RunFolder(recipe.folder)
+    records = {stage.name: folder.record(stage.name) for stage in stages}
+    left = [stage for stage in stages if (found := records[stage.name]) is None or found.status != "done"]
+    needed, free = sum(estimate(stage, size, True).disk for stage in left), free_space(recipe.folder)
+    if needed <= free:
+        return None
+    return (
+        f"Note: about {gigabytes(needed)} will be written to {recipe.folder}, where {gigabytes(free)} are free; lower "
+        "save_total_limit of the stages, or choose another disk with output=..."
+    )
 
 
 def _why_unknown(name: str) -> str:
