@@ -125,7 +125,7 @@ def test_apps() -> None:
 
 
 def test_apps_with_numbers_that_python_refuses_to_convert() -> None:
-    tests = '{"inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"
+    tests = '{"inputs": [[1]], "outputs": [' + "9" * 5000 + '], "fn_name": "f"}'
     assert row("apps", {**files.APPS, "input_output": tests}).columns["input_output"] == tests
 
 
@@ -134,10 +134,14 @@ def test_apps_with_numbers_that_python_refuses_to_convert() -> None:
     [
         ({"input_output": ""}, "no tests"),
         ({"input_output": '{"inputs": [], "outputs": []}'}, "no tests"),
-        ({"input_output": '{"inputs": [1], "outputs": []}'}, "1 inputs and 0 outputs"),
-        ({"input_output": '{"inputs": "x", "outputs": [1]}'}, "'x' inputs and 1 outputs"),
-        ({"input_output": '{"inputs": [1'}, "'input_output' is not JSON"),
-        ({"input_output": '{"inputs": [1], "outputs": [1], "fn_name": 3}'}, "'fn_name' is '3'"),
+        ({"input_output": '{"inputs": [1], "outputs": []}'}, "1 inputs but 0 outputs"),
+        ({"input_output": '{"inputs": "x", "outputs": [1]}'}, "no list of inputs and outputs, so it has no tests"),
+        ({"input_output": '{"inputs": [1'}, "input_output is no JSON"),
+        (
+            {"input_output": '{"inputs": [1], "outputs": [1], "fn_name": 3}'},
+            "fn_name=3, which is no name of a function",
+        ),
+        ({"input_output": '{"inputs": [[1]], "outputs": [1]}'}, "without fn_name it must be text or a list of lines"),
         ({"solutions": '"print()"'}, "a list of programs is needed"),
         ({"solutions": '[""]'}, "'solutions[0]' is empty"),
         ({"question": ""}, "'question' is empty"),

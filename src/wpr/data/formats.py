@@ -147,18 +147,24 @@ def _full_hh(columns: Columns) -> Row:
 
 
 def _apps(columns: Columns) -> Row:
-    tests = _json_column(columns.get("input_output"), "input_output")
-    name = _check_tests(tests)
+    from wpr.rewards.code.problems import ProblemError, parse_problem
+
+    given = columns.get("input_output")
+    tests = checked_text(given, "input_output") if isinstance(given, str) else json.dumps(given)
+    try:
+        # What the reward would refuse in the middle of training is refused here.
+        name = parse_problem(tests if tests.strip() else None, problem_id="the problem").fn_name
+    except ProblemError as error:
+        raise BadRowError(str(error)) from None
     starter = checked_text(columns.get("starter_code"), "starter_code") if columns.has("starter_code") else ""
     question = columns.text("question").strip()
     kind = "Use Call-Based format" if name else "Use Standard Input format"
     prompt = "\nQUESTION:\n" + "\n".join(filter(None, (question, starter.rstrip(), kind))) + "\n\nANSWER:\n"
-    given = columns.get("input_output")
     return Row(
         prompt,
         _first_solution(columns.get("solutions") if columns.has("solutions") else None),
         columns={
-            "input_output": checked_text(given, "input_output") if isinstance(given, str) else json.dumps(given),
+            "input_output": tests,
             "difficulty": columns.get("difficulty") if columns.has("difficulty") else None,
             "problem_id": columns.get("problem_id") if columns.has("problem_id") else None,
             "starter_code": starter,
@@ -175,22 +181,6 @@ def _json_column(value: Any, name: str) -> Any:
         return json.loads(value, parse_int=str) if value.strip() else None
     except (ValueError, RecursionError) as error:
         raise BadRowError(f"{name!r} is not JSON ({error}): {shown(value)}") from None
-
-
-def _check_tests(tests: Any) -> str | None:
-    """The name of the function to be called, if the tests call one."""
-    if not isinstance(tests, dict) or not tests.get("inputs"):
-        raise BadRowError("the problem has no tests ('input_output' has no inputs), so that no program can be judged")
-    inputs, outputs = tests["inputs"], tests.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        counts = [len(part) if isinstance(part, list) else shown(part) for part in (inputs, outputs)]
-        raise BadRowError(
-            f"'input_output' has {counts[0]} inputs and {counts[1]} outputs; one output an input is needed"
-        )
-    name = tests.get("fn_name")
-    if name is not None and (not isinstance(name, str) or not name.isidentifier()):
-        raise BadRowError(f"'fn_name' is {shown(name)}; the name of a function is needed, or none")
-    return name
 
 
 def _first_solution(value: Any) -> str | None:
