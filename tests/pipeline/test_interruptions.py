@@ -17,13 +17,13 @@ from wpr.pipeline.training import learned, read_metrics
 
 SMALL = [
     "prepare.options.pairs=400",
-    "sft.num_train_epochs=2",
+    "sft.num_train_epochs=6",
     "sft.save_steps=4",
     "sft.logging_steps=3",  # not the saving's rhythm: what is gathered between logs must survive too
-    "reward.num_train_epochs=2",
+    "reward.num_train_epochs=6",
     "reward.save_steps=4",
     "reward.logging_steps=3",
-    "ppo.max_steps=9",
+    "ppo.max_steps=15",
     "ppo.save_steps=2",
     "ppo.logging_steps=3",
     "ppo.batch_size=16",
@@ -47,7 +47,9 @@ def finish(output: Path) -> str:
 
 
 def kill_in(output: Path, stage: str, step: int) -> None:
-    """Start the run and kill it once ``stage`` has logged ``step``."""
+    """Start the run and kill it once ``stage`` has logged ``step``, with a second or more of the stage to go: a busy
+    machine is slow to pass the line on.
+    """
     process = start(output)
     assert process.stderr is not None
     seen = []
