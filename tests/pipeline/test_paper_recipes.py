@@ -92,7 +92,7 @@ WASSERSTEIN: dict[str, Any] = {
     "scaled": False,
 }
 ITERATIONS = {"tldr": 10, "full-hh": 50, "apps": 10}  # the paper has none for APPS: TL;DR's
-# Table 3 (cost, k1, k2, lambda, iterations), and the appendix's tables on k2 and on lambda.
+# The ablation table (cost, k1, k2, lambda, iterations), and the appendix's tables on k2 and on lambda.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "cosine": {"metric": "cosine"},
     "k1-256": {"neighbours": 256},
