@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -16,3 +17,11 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=300, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The `wpr` command within this process; imported here, since most tests have no use for it."""
+    from tests.pipeline.command import Here
+
+    return Here(monkeypatch, capsys)

@@ -16,11 +16,6 @@ from tests.pipeline.command import SMALL, Here, content, environment, manifest, 
 COMMANDS = ["run", "sft", "reward", "ppo", "sweep", "recipes", "doctor", "geometry build", "geometry show"]
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(monkeypatch, capsys)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that nobody disturbed, with what the command printed beside it."""

@@ -244,6 +244,7 @@ def _execute(
     """Load the recipe, plan it, and print the plan or carry it out."""
     from wpr.pipeline.errors import RecipeError
     from wpr.pipeline.recipe_file import load_recipe
+    from wpr.pipeline.run import Run, plan
     from wpr.pipeline.sweep import members
     from wpr.pipeline.typed import unknown
 
@@ -256,10 +257,8 @@ def _execute(
     if only in ("sft", "reward") and getattr(recipe, only) is None:
         raise RecipeError(f"recipe {recipe.name} has no {only} stage ({only}: null)")
     changes = members(recipe, sweep_name, policies or [], grid or []) if sweeping else {}
-    chosen = list(changes) if sweeping else [] if only in ("sft", "reward") else policies
-    from wpr.pipeline.run import plan
-
-    stages = plan(recipe, chosen or ([] if only in ("sft", "reward") else None), changes)
+    chosen = list(changes) or policies or None  # none given: those that the recipe trains
+    stages = plan(recipe, [] if only in ("sft", "reward") else chosen, changes)
     if only == "sft":
         stages = [stage for stage in stages if stage.name != "reward"]
     if dry_run:
@@ -268,7 +267,6 @@ def _execute(
         show_plan(recipe, stages, out)
         return
     from wpr.pipeline.doctor import space_note
-    from wpr.pipeline.run import Run
     from wpr.pipeline.summary import show_results
 
     work = Run(recipe, on_change, say=lambda text: err.print(text))  # type: ignore[arg-type]

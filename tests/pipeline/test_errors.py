@@ -15,11 +15,6 @@ import pytest
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(monkeypatch, capsys)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run of the tiny recipe."""

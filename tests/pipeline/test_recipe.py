@@ -82,7 +82,7 @@ def test_what_is_no_override(text: str) -> None:
 @pytest.mark.parametrize("name", ["name", "model", "data"])
 def test_what_every_recipe_needs(name: str) -> None:
     text = "".join(line + "\n" for line in SMALL.splitlines() if not line.startswith(name))
-    assert refusal(text) == f"recipe: {name} is missing; every recipe needs one"
+    assert refusal(text) == f"mine.yaml: {name} is missing; every recipe needs one"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_every_recipe_needs(name: str) -> None:
         ("seed: 1.5\n", "line 5: seed=1.5 must be a whole number"),
         ("sft: 3\n", "line 5: sft=3 must be settings, or null to leave the stage out"),
         ("sft: {learning_rate: no}\n", "line 5: sft.learning_rate='no' must be a number"),
-        ("sft: {batch_size: 0}\n", "line 5: sft.batch_size must be 1 or more"),
+        ("sft: {batch_size: 0}\n", "line 5: sft.batch_size=0 must be 1 or more"),
         ("ppo: {beta: [1]}\n", "line 5: ppo.beta=[1] must be a number"),
         ("ppo: {batch_size: 1.5}\n", "line 5: ppo.batch_size=1.5 must be a whole number"),
         ("split: {sft: 2}\n", "line 5: split: split.sft is 2"),

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.folder import RunFolder
+from wpr.pipeline.functions import import_function
 from wpr.pipeline.models import check_model
-from wpr.pipeline.ppo import import_function, make_scorer
+from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.rewards import RewardError

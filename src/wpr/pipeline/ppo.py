@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.folder import write_atomically
+from wpr.pipeline.functions import import_function
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.recipe import ScorerSettings
@@ -38,13 +37,14 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
     args = make_config("ppo", {"stop_token_ids": stops} | stage.arguments())
     set_seed(args.seed)  # a new head's weights are drawn from here
-    reference = load_causal(recipe.model, stage.sft_model)
+    policy = load_causal(recipe.model, stage.sft_model)
+    reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
     trainer = PPOTrainer(
-        load_causal(recipe.model, stage.sft_model),
+        policy,
         args,
         reward=make_scorer(recipe.scorer, stage.reward_model),
-        regularizer=build_regularizer(recipe.regularizer, reference),
-        reference=None if recipe.model.lora is not None else reference,
+        regularizer=build_regularizer(recipe.regularizer, policy if reference is None else reference),
+        reference=reference,  # none: the policy with its adapter off
         critic=None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id),
         train_dataset=rows.train,
         eval_dataset=held_out or None,
@@ -53,22 +53,21 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     )
     trainer.console.title = stage.name
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
+    before: list[float] = []
     if held_out:
-        results["before"] = measure(trainer, stage.folder / "responses-before.jsonl")
+        results["before"], before = measure(trainer, stage.folder / "responses-before.jsonl")
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
     forget_partial_checkpoints(stage.checkpoints)
     trainer.train(resume_from_checkpoint=last_complete_checkpoint(stage.checkpoints) is not None)
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
-        results["after"] = measure(trainer, stage.folder / "responses.jsonl")
-        if is_main_process():  # which alone has written the files
-            results["win_rate_before"] = win_rate(
-                read_scores(stage.folder / "responses.jsonl"), read_scores(stage.folder / "responses-before.jsonl")
-            )
+        results["after"], after = measure(trainer, stage.folder / "responses.jsonl")
+        results["win_rate_before"] = win_rate(after, before)
     if trainer.args.should_save:
-        policy = trainer.actor_critic.policy
-        save_model(policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results))
+        save_model(
+            trainer.actor_critic.policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results)
+        )
     release(trainer)
     return results
 
@@ -103,30 +102,16 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
     return RewardModel.from_pretrained(reward_model)
 
 
-def import_function(name: str, setting: str) -> Callable[..., Any]:
-    """``package.module:function``, imported."""
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
-        raise RecipeError(f"{setting}={name!r} must be package.module:function")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"{setting}={name!r} cannot be imported: {error}; install the package, or run where it can be found"
-        ) from None
-    if not callable(found):
-        raise RecipeError(f"{setting}={name!r} is no function")
-    return found  # type: ignore[no-any-return]
-
-
-def measure(trainer: Any, path: Path) -> dict[str, float]:
-    """Evaluate on the held-out prompts; the responses go to ``path``."""
+def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[float]]:
+    """Metrics on the held-out prompts, and the score of each response; the responses go to ``path``."""
     metrics = learned(trainer.evaluate())
     if is_main_process():
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in trainer.evaluated)
         write_atomically(path, "".join(lines))
     found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    return found | (pass_rates(trainer.evaluated) if trainer.reward.name == "code" else {})
+    if trainer.reward.name == "code":
+        found |= pass_rates(trainer.evaluated)
+    return found, [row["score"] for row in trainer.evaluated]
 
 
 def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -137,12 +122,6 @@ def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
         for name in ("all", difficulty):
             groups.setdefault(name, []).append(row["score"] >= 1.0)
     return {f"pass_at_1_{name}": sum(passed) / len(passed) for name, passed in groups.items()}
-
-
-def read_scores(path: Path) -> list[float]:
-    """The scores in a file of responses, in its order."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line)["score"] for line in file]
 
 
 def win_rate(scores: list[float], others: list[float]) -> float:

@@ -243,8 +243,8 @@ def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
             f"{where(f'{section}.batch_size')}: {section} sets batch_size and gradient_accumulation_steps; the first, "
             "with per_device_train_batch_size and the number of devices, gives the second: leave one of them out"
         )
-    if checked.get("batch_size", 1) < 1:
-        raise RecipeError(f"{where(f'{section}.batch_size')}: {section}.batch_size must be 1 or more")
+    if (size := checked.get("batch_size", 1)) < 1:
+        raise RecipeError(f"{where(f'{section}.batch_size')}: {section}.batch_size={size} must be 1 or more")
     return checked
 
 

@@ -35,9 +35,9 @@ class RecipeSource:
         own = f"policies.{policy}.{key}"
         if policy is not None and own in self.origins and not self.origins.get(key, "").startswith(COMMAND_LINE):
             return self.origins[own]
-        while key and key not in self.origins:
+        while key not in self.origins:
             key = key.rpartition(".")[0]
-        return self.origins.get(key, "recipe")
+        return self.origins[key]
 
     def recipe(self, policy: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
         """The typed recipe; for one policy, with what it and then ``changes`` (dotted, a sweep's) put in."""
@@ -144,7 +144,7 @@ def _read(path: Path, chain: tuple[Path, ...] = ()) -> _Read:
         raise RecipeError(f"{path} extends itself, through {' -> '.join(map(str, chain))}; break the circle")
     shown = path.stem if path.resolve().parent == RECIPES else str(path)
     file: YamlFile = read_yaml(path, shown)
-    origins = {key: file.where(key) for key in file.lines}
+    origins = {"": shown} | {key: file.where(key) for key in file.lines}
     values = dict(file.values)
     parent = values.pop("extends", None)
     if parent is None:

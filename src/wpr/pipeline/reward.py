@@ -13,11 +13,10 @@ from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
-    MetricsFile,
     ResumableRewardTrainer,
     last_training_log,
     release,
-    show_progress,
+    train_with_logs,
 )
 
 BINS = 10
@@ -43,12 +42,7 @@ def train_reward(stage: Stage) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=lora_config(recipe.model.lora, "SEQ_CLS"),
     )
-    console = show_progress(trainer, "reward")
-    trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
-    try:
-        trainer.resume(stage.checkpoints)
-    finally:
-        console.close()
+    train_with_logs(trainer, stage)
     results: dict[str, Any] = {
         "rows": len(rows.train),
         "held_out_rows": len(rows.held_out),

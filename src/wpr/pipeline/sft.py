@@ -10,12 +10,11 @@ from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_causal, load_tokenizer, lora_config, save_model
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
-    MetricsFile,
     ResumableSFTTrainer,
     last_training_log,
     learned,
     release,
-    show_progress,
+    train_with_logs,
 )
 from wpr.ppo.checkpoints import last_complete_checkpoint
 
@@ -39,13 +38,8 @@ def train_sft(stage: Stage) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=lora_config(recipe.model.lora, "CAUSAL_LM"),
     )
-    console = show_progress(trainer, "sft")
     results: dict[str, Any] = {"rows": len(rows.train), "held_out_rows": len(rows.held_out)}
-    trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
-    try:
-        trainer.resume(stage.checkpoints)
-    finally:
-        console.close()
+    train_with_logs(trainer, stage)
     if rows.held_out:
         first = next(row for row in trainer.state.log_history if "eval_loss" in row)  # checkpoints keep it
         results["before"] = _held_out(first)

@@ -14,6 +14,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from trl import RewardTrainer, SFTTrainer
 
 from wpr.pipeline.folder import write_atomically
+from wpr.pipeline.stage import Stage
 from wpr.ppo.checkpoints import is_complete, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
 
@@ -125,6 +126,16 @@ def show_progress(trainer: Any, title: str) -> ConsoleCallback:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(console)
     return console
+
+
+def train_with_logs(trainer: Any, stage: Stage) -> None:
+    """Train one of TRL's trainers, from its last checkpoint if there is one, with the progress and metrics of a run."""
+    console = show_progress(trainer, stage.name)
+    trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+    try:
+        trainer.resume(stage.checkpoints)
+    finally:
+        console.close()
 
 
 def last_training_log(history: list[dict[str, Any]]) -> dict[str, float]:
