@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.ppo.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,24 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_strict(part) for part in value]
     return value
+
+
+def describe_loss(
+    batch: Rollout, log_probs: Tensor, values: Tensor, policy: Tensor, value: Tensor, text: Callable[[Tensor], str]
+) -> Fault | None:
+    """The fault of a micro-batch whose loss is not finite, with the first token that it may come from; None where the
+    loss is finite. ``text`` decodes tokens.
+    """
+    if torch.isfinite(policy + value):
+        return None
+    bad = (~(log_probs.isfinite() & values.isfinite()) & batch.mask).nonzero()
+    row, position = bad[0].tolist() if len(bad) else (None, None)
+    found: dict[str, float] = {"policy_loss": policy.item(), "value_loss": value.item()}
+    prompt = response = None
+    if row is not None:
+        found |= {"log_prob": log_probs[row, position].item(), "value": values[row, position].item()}
+        start = batch.input_ids.shape[1] - batch.mask.shape[1]
+        prompt = text(batch.input_ids[row, :start][batch.attention_mask[row, :start].bool()])
+        response = text(batch.input_ids[row, start:][batch.mask[row]])
+    message = f"the loss is not finite (policy {policy.item()}, value {value.item()})"
+    return Fault("loss", message, prompt, response, row, position, found)

@@ -37,7 +37,7 @@ from wpr.ppo.distributed import (
     sum_over_processes,
 )
 from wpr.ppo.evaluation import EVALUATION, Evaluation
-from wpr.ppo.faults import Fault, TrainingFault, write_fault
+from wpr.ppo.faults import Fault, TrainingFault, describe_loss, write_fault
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
@@ -55,8 +55,9 @@ from wpr.ppo.parts import (
 )
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
 from wpr.ppo.rollout import Rollout
+from wpr.ppo.rollout_log import completion_rows, note_rollout
 from wpr.regularizers import Regularizer
-from wpr.rewards import RunningMoments, WeightedSum, as_reward
+from wpr.rewards import RunningMoments, as_reward
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +277,7 @@ class PPOTrainer(ActorCriticTrainer):
         value, value_sums = value_loss(values, batch.values, batch.returns, batch.mask, args.value_clip_range)
         total = (policy + args.value_coefficient * value) / self.update_tokens
         if largest(self.accelerator, int(not torch.isfinite(total))):
-            raise _LossFaultError(self._describe_loss(batch, log_probs, values, policy, value))
+            raise _LossFaultError(describe_loss(batch, log_probs, values, policy, value, self._text))
         count = float(batch.mask.sum())
         sums = {**sums, **value_sums, "policy_loss": policy.detach(), "value_loss": value.detach()}
         for name, summed in sums.items():
@@ -304,7 +305,10 @@ class PPOTrainer(ActorCriticTrainer):
         penalties = result.spread(result.measures.penalty)
         rewards = assemble_rewards(scores, penalties, result.mask, beta)
         advantages, returns = generalized_advantages(rewards, result.values, result.mask, args.gamma, args.gae_lambda)
-        self._note_rollout(result, scores, rewards, returns, beta)
+        explained = float(explained_variance(result.values, returns, result.mask, self.sum))
+        note_rollout(self.metrics, result, rewards, beta, explained, self.reward)
+        if scores is not result.scores:
+            self.metrics.add("score_shaped", scores)
         if args.whiten_advantages:
             advantages = whiten(advantages, result.mask, self.sum)
         self.rollout = Rollout(
@@ -315,7 +319,7 @@ class PPOTrainer(ActorCriticTrainer):
         total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
         self.beta.update(total / max(count, 1))
         if args.log_completions and number % args.log_completions_steps == 0:
-            self._log_completions(result)
+            self._log_completions(completion_rows(result, args.log_completions, self.state.global_step))
 
     def _shape_scores(self, result: Experience) -> Tensor:
         """Scores as they are placed on the responses: end-of-sequence penalty, normalisation, clip."""
@@ -390,23 +394,6 @@ class PPOTrainer(ActorCriticTrainer):
         self.idle = True
         return True
 
-    def _describe_loss(
-        self, batch: Rollout, log_probs: Tensor, values: Tensor, policy: Tensor, value: Tensor
-    ) -> Fault | None:
-        if torch.isfinite(policy + value):
-            return None
-        bad = (~(log_probs.isfinite() & values.isfinite()) & batch.mask).nonzero()
-        row, position = bad[0].tolist() if len(bad) else (None, None)
-        found: dict[str, float] = {"policy_loss": policy.item(), "value_loss": value.item()}
-        prompt = response = None
-        if row is not None:
-            found |= {"log_prob": log_probs[row, position].item(), "value": values[row, position].item()}
-            start = batch.input_ids.shape[1] - batch.mask.shape[1]
-            prompt = self._text(batch.input_ids[row, :start][batch.attention_mask[row, :start].bool()])
-            response = self._text(batch.input_ids[row, start:][batch.mask[row]])
-        message = f"the loss is not finite (policy {policy.item()}, value {value.item()})"
-        return Fault("loss", message, prompt, response, row, position, found)
-
     def _text(self, tokens: Tensor) -> str:
         if self.processing_class is None:
             return str(tokens.tolist())
@@ -443,32 +430,6 @@ class PPOTrainer(ActorCriticTrainer):
 
     # ---- logs ----
 
-    def _note_rollout(self, result: Experience, scores: Tensor, rewards: Tensor, returns: Tensor, beta: float) -> None:
-        add, measures = self.metrics.add, result.measures
-        lengths = result.mask.sum(-1)
-        add("score", result.scores)
-        add("reward", rewards.sum(-1))
-        for name in ("penalty", "divergence", "kl", "entropy"):
-            add(name, getattr(measures, name))
-        add("kl_sequence", result.spread(measures.kl).sum(-1))
-        add("response_length", lengths)
-        add("eos_share", result.finished.float())
-        add("empty_responses", (lengths == 0).float())
-        add("value", result.values[result.mask])
-        add("beta", beta)
-        add("explained_variance", float(explained_variance(result.values, returns, result.mask, self.sum)))
-        if (
-            self.args.normalize_rewards
-            or self.args.reward_clip is not None
-            or self.args.missing_eos_penalty is not None
-        ):
-            add("score_shaped", scores)
-        for name, values in measures.diagnostics.items():
-            add(f"solver_{name}", values)
-        if isinstance(self.reward, WeightedSum):
-            for name, part in self.reward.last_scores.items():
-                add(f"score_{name}", part)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add what happened since the last log, over all processes, to the Trainer's own numbers."""
         if "loss" in logs:
@@ -481,23 +442,10 @@ class PPOTrainer(ActorCriticTrainer):
             logs["critic_learning_rate"] = self.critic_rate
         super().log(logs, start_time)
 
-    def _log_completions(self, result: Experience) -> None:
+    def _log_completions(self, rows: list[dict[str, Any]]) -> None:
         """Sampled responses of the main process, as a table and as a file."""
         if not self.is_world_process_zero():
             return
-        penalty, kl = result.spread(result.measures.penalty).sum(-1), result.spread(result.measures.kl).sum(-1)
-        rows = [
-            {
-                "step": self.state.global_step,
-                "prompt": result.completions.prompts[row],
-                "response": result.completions.responses[row],
-                "score": result.scores[row].item(),
-                "penalty": penalty[row].item(),
-                "kl": kl[row].item(),
-                "finished": bool(result.finished[row]),
-            }
-            for row in range(min(self.args.log_completions, len(result.scores)))
-        ]
         write_completions(rows, self.folder, self.state.global_step)
         self.console.show(rows, self.state.global_step)
         report_table(rows)
