@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -64,9 +65,11 @@ def start(
 ) -> subprocess.Popen[str]:
     """A process of the command. ``before``: a wrapper around it; ``launcher``: Python arguments that start several."""
     command = [*before, sys.executable, *launcher, "-m", "wpr", *arguments]
+    # Ctrl-C reaches it also where a shell runs the tests in the background, which ignores that signal.
     return subprocess.Popen(
-        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def run(*arguments: str, cwd: Path, before: tuple[str, ...] = (), launcher: tuple[str, ...] = ()) -> Finished:
