@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class Experience:
 
     input_ids, attention_mask: ``(B, Q + L)``. mask: ``(B, L)``. finished: ``(B,)``.
     scores: ``(B,)`` as the reward gave them. values: ``(B, L)``. measures: ``(P,)`` each, in the order of ``mask``.
-    completions: the texts.
+    completions: the texts. watched: ``(B,)`` by name, what the monitors gave.
     """
 
     input_ids: Tensor
@@ -45,6 +45,7 @@ class Experience:
     values: Tensor
     measures: Measures
     completions: Completions
+    watched: dict[str, Tensor] = field(default_factory=dict)
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of real tokens ``(P,)`` in their places ``(B, L)``, 0 elsewhere."""
@@ -55,6 +56,8 @@ class Collector:
     """Turns prompts into an `Experience`.
 
     reference: a frozen causal LM, or None where it is the policy with its adapter off.
+    monitors: scores that are logged and never learned from.
+    yardsticks: regularizers whose divergence is measured beside the own one's, where `collect` is asked to.
     """
 
     def __init__(
@@ -68,13 +71,18 @@ class Collector:
         generation: Generation,
         sampling: Sampling,
         stopwatch: Stopwatch,
+        monitors: Mapping[str, Reward] | None = None,
+        yardsticks: Mapping[str, Regularizer] | None = None,
     ) -> None:
+        self.monitors, self.yardsticks = dict(monitors or {}), dict(yardsticks or {})
         self.config, self.accelerator, self.tokenizer = config, accelerator, tokenizer
         self.reference, self.reward, self.regularizer = reference, reward, regularizer
         self.generation, self.sampling, self.stopwatch = generation, sampling, stopwatch
 
     @torch.no_grad()
-    def collect(self, model: ActorCritic, batch: Mapping[str, Any], number: int, first: int) -> Experience | Fault:
+    def collect(
+        self, model: ActorCritic, batch: Mapping[str, Any], number: int, first: int, by_yardsticks: bool = False
+    ) -> Experience | Fault:
         """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the
         global batch. What goes wrong on this process is returned, once every process has run the same layers.
         """
@@ -102,7 +110,7 @@ class Collector:
             texts, decoded, ids, mask, last_token(prompts.input_ids.shape[1], responses.mask), columns
         )
         with self.stopwatch("scoring"):
-            values, measures, errors = self._measure(model, ids, mask, responses.mask)
+            values, measures, errors = self._measure(model, ids, mask, responses.mask, by_yardsticks)
         if fault is None and errors:
             fault = self._describe(errors[0], responses.mask, completions)
         if fault is None:
@@ -110,34 +118,35 @@ class Collector:
         if fault is None:
             penalties = torch.zeros_like(values).masked_scatter(responses.mask, measures.penalty)
             fault = _find_bad_token("the penalty", "penalty", penalties, responses.mask, completions)
-        scores = torch.zeros(len(ids), device=ids.device)
+        # Also after a fault: a reward model that is sharded needs all processes.
         with self.stopwatch("reward"):
-            try:  # also after a fault: a reward model that is sharded needs all processes
-                scores = self.reward(completions).to(ids.device).float()
-                fault = fault or _find_bad_score(scores, completions)
-            except Exception as error:
-                message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-                told = {"traceback": traceback.format_exc()}
-                fault = fault or Fault("reward", message, texts[0], decoded[0], values=told)
+            scores, found = _score("reward", self.reward, completions)
+        fault = fault or found
+        watched = {}
+        for name, monitor in self.monitors.items():
+            with self.stopwatch("monitors"):
+                watched[name], found = _score(f"monitor {name}", monitor, completions)
+            fault = fault or found
         if fault is not None:
             return fault
-        return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions)
+        return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched)
 
     def _measure(
-        self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor
+        self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor, by_yardsticks: bool
     ) -> tuple[Tensor, Measures, list[tuple[int, Exception]]]:
         """Values ``(B, L)`` and measures of all tokens, a few sequences at a time. Errors are noted with the number of
         real tokens before their batch, and the layers run on.
         """
         size = self.config.scoring_batch_size or self.config.per_device_train_batch_size
         values = torch.zeros(mask.shape, device=ids.device)
+        yardsticks = self.yardsticks if by_yardsticks else {}
         parts: list[SliceMeasures] = []
         errors: list[tuple[int, Exception]] = []
         seen = 0
         for rows in torch.arange(len(ids), device=ids.device).split(size):
             part_ids, part_attention, part_mask = trim(ids[rows], attention_mask[rows], mask[rows])
             length = part_mask.shape[1]
-            visit = self._visitor(part_ids, part_attention, part_mask, parts, errors, seen)
+            visit = self._visitor(part_ids, part_attention, part_mask, yardsticks, parts, errors, seen)
             slices = self.slices(int(part_mask.sum()), model)
             # As in training also before it: until then the model has not been wrapped in the precision of the run.
             with self.accelerator.autocast():
@@ -154,6 +163,7 @@ class Collector:
         ids: Tensor,
         attention_mask: Tensor,
         mask: Tensor,
+        yardsticks: Mapping[str, Regularizer],
         parts: list[SliceMeasures],
         errors: list[tuple[int, Exception]],
         seen: int,
@@ -179,8 +189,14 @@ class Collector:
                     temperature = self.config.logprob_temperature
                     parts.append(
                         measure(
-                            self.regularizer, policy_logits, reference_logits, tokens[rows], temperature, rows.start
-                        )
+                            self.regularizer,
+                            policy_logits,
+                            reference_logits,
+                            tokens[rows],
+                            temperature,
+                            rows.start,
+                            yardsticks,
+                        )  # fmt: skip
                     )
             except (LogitsError, ValueError) as error:
                 errors.append((seen, error))
@@ -227,6 +243,19 @@ class Collector:
         )
 
 
+def _score(what: str, source: Reward, completions: Completions) -> tuple[Tensor, Fault | None]:
+    """Scores ``(B,)`` by a reward or monitor, or what went wrong."""
+    device = completions.input_ids.device
+    try:
+        scores = source(completions).to(device).float()
+    except Exception as error:
+        message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        told = {"traceback": traceback.format_exc()}
+        fault = Fault(what, message, completions.prompts[0], completions.responses[0], values=told)
+        return torch.zeros(len(completions), device=device), fault
+    return scores, _find_bad_score(what, scores, completions)
+
+
 def _nothing(prompts: Prompts) -> Responses:
     """Stand-ins for responses that could not be drawn: one token each, so that all layers can run."""
     shape = (len(prompts), 1)
@@ -261,14 +290,15 @@ def _find_bad_token(what: str, kind: str, numbers: Tensor, mask: Tensor, complet
     )
 
 
-def _find_bad_score(scores: Tensor, completions: Completions) -> Fault | None:
+def _find_bad_score(what: str, scores: Tensor, completions: Completions) -> Fault | None:
     bad = (~scores.isfinite()).nonzero().squeeze(-1)
     if not len(bad):
         return None
     row = int(bad[0])
     return Fault(
         "score",
-        f"the score of response {row} is {scores[row].item()} ({len(bad)} such)",
+        f"the {'score' if what == 'reward' else what + ' score'} of response {row} is {scores[row].item()} "
+        f"({len(bad)} such)",
         completions.prompts[row],
         completions.responses[row],
         row,

@@ -61,17 +61,28 @@ class Evaluation:
         self.metrics.add("eos_share", result.finished[counted].float())
         for name in ("penalty", "divergence", "kl", "entropy"):
             self.metrics.add(name, getattr(result.measures, name)[of_token])
+        for name, values in result.measures.yardsticks.items():
+            self.metrics.add(f"divergence_{name}", values[of_token])
+        for name, values in result.watched.items():
+            self.metrics.add(name, values[counted])
         sums = {name: result.spread(getattr(result.measures, name)).sum(-1) for name in ("penalty", "kl", "divergence")}
+        others = {name: result.spread(values).sum(-1) for name, values in result.measures.yardsticks.items()}
+        start = result.input_ids.shape[1] - result.mask.shape[1]
         for row in range(min(real, len(result.scores))):
+            tokens, seen = result.input_ids[row], result.attention_mask[row].bool()
             self.rows.append(
                 {
                     "number": first * self.responses_per_prompt + row,
+                    "prompt_ids": tokens[:start][seen[:start]].tolist(),
+                    "response_ids": tokens[start:][result.mask[row]].tolist(),
                     "prompt": result.completions.prompts[row],
                     "response": result.completions.responses[row],
                     "score": _number(result.scores[row]),
                     "length": int(lengths[row]),
                     "finished": bool(result.finished[row]),
                     **{name: _number(values[row]) for name, values in sums.items()},
+                    **{name: _number(values[row]) for name, values in result.watched.items()},
+                    "divergences": {name: _number(values[row]) for name, values in others.items()},
                     "columns": {name: values[row] for name, values in result.completions.columns.items()},
                 }
             )

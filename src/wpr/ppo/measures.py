@@ -5,6 +5,7 @@ Notation for shapes: ``p`` positions of a slice, ``P`` of all, ``V`` vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ class Measures:
     """Per token, ``(P,)`` each, in float32: everything that a rollout keeps of full-vocabulary logits.
 
     kl: the exact KL(policy | reference) of the position, whatever the regularizer is.
+    yardsticks: divergences by other regularizers, by name, where they were asked for.
     """
 
     log_prob: Tensor
@@ -28,6 +30,7 @@ class Measures:
     kl: Tensor
     entropy: Tensor
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    yardsticks: dict[str, Tensor] = field(default_factory=dict)
 
 
 class LogitsError(FloatingPointError):
@@ -52,6 +55,7 @@ class SliceMeasures:
     kl: Tensor
     entropy: Tensor
     regularizer: RegularizerOutput | Support
+    yardsticks: dict[str, Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -62,9 +66,10 @@ def measure(
     tokens: Tensor,
     temperature: float = 1.0,
     first: int = 0,
+    yardsticks: Mapping[str, Regularizer] | None = None,
 ) -> SliceMeasures:
     """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for
-    errors.
+    errors. ``yardsticks``: other regularizers, of which the divergence is wanted.
     """
     if temperature != 1.0:  # in float32, as in the update: a quotient rounded to bf16 is another distribution
         policy_logits, reference_logits = policy_logits.float() / temperature, reference_logits.float() / temperature
@@ -81,7 +86,11 @@ def measure(
         parts.append(torch.stack([log_prob, kl, entropy]))
     work = regularizer.reduce if isinstance(regularizer, TwoPhaseRegularizer) else regularizer
     log_prob, kl, entropy = torch.cat(parts, -1)
-    return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens))
+    others = {
+        name: other(policy_logits, reference_logits, tokens).divergence.float()
+        for name, other in (yardsticks or {}).items()
+    }
+    return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens), others)
 
 
 @torch.no_grad()
@@ -101,6 +110,7 @@ def finish(regularizer: Regularizer, slices: list[SliceMeasures]) -> Measures:
         diagnostics={
             name: torch.cat([out.diagnostics[name] for out in outputs]).float() for name in outputs[0].diagnostics
         },
+        yardsticks={name: torch.cat([part.yardsticks[name] for part in slices]) for name in slices[0].yardsticks},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,15 @@ from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
 from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
 from wpr.regularizers.wasserstein import PRESETS, Preset
-from wpr.rewards import Reward, RewardModel, WeightedSum
+from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
+
+LOGGED = frozenset(
+    "score reward penalty divergence divergences kl entropy response_length length eos_share value beta loss grad_norm "
+    "learning_rate epoch step number prompt response finished columns".split()
+)
+"""Names that the log and the files of responses have for themselves."""
 
 
 def load_policy(model: Any, peft_config: Any) -> Any:
@@ -115,6 +122,24 @@ def check_reward_vocabulary(reward: Reward, policy: Any) -> None:
     for part in [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]:
         if isinstance(part, RewardModel) and part.tokenizer is None:
             _check_tokens("reward model", part.model, policy)
+
+
+def make_monitors(sources: Mapping[str, Any], policy: Any, device: torch.device) -> dict[str, Reward]:
+    """Scores to be logged beside the reward, by the name that they have in the log."""
+    monitors = {}
+    for name, source in sources.items():
+        if (
+            not name.isidentifier()
+            or name in LOGGED
+            or name.startswith(("seconds_", "solver_", "divergence_", "eval_"))
+        ):
+            raise ValueError(f"a monitor cannot be called {name!r}: the log has its own number of that name; rename it")
+        monitor = as_reward(source)
+        check_reward_vocabulary(monitor, policy)
+        if hasattr(monitor, "to"):
+            monitor.to(device)
+        monitors[name] = monitor
+    return monitors
 
 
 def _check_tokens(role: str, model: Any, policy: Any) -> None:

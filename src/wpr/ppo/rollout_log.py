@@ -21,6 +21,8 @@ def note_rollout(
     add("reward", rewards.sum(-1))
     for name in ("penalty", "divergence", "kl", "entropy"):
         add(name, getattr(measures, name))
+    for name, watched in result.watched.items():
+        add(name, watched)
     add("kl_sequence", result.spread(measures.kl).sum(-1))
     add("response_length", lengths)
     add("eos_share", result.finished.float())
@@ -46,6 +48,7 @@ def completion_rows(result: Experience, count: int, step: int) -> list[dict[str,
             "score": result.scores[row].item(),
             "penalty": penalty[row].item(),
             "kl": kl[row].item(),
+            **{name: values[row].item() for name, values in result.watched.items()},
             "finished": bool(result.finished[row]),
         }
         for row in range(min(count, len(result.scores)))

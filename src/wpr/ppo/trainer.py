@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from wpr.ppo.parts import (
     check_vocabularies,
     load_critic,
     load_policy,
+    make_monitors,
     place_regularizer,
     sampling_of,
     tokenizer_folder,
@@ -88,6 +90,8 @@ class PPOTrainer(ActorCriticTrainer):
         processing_class: Any = None,
         peft_config: Any = None,
         generation: Generation | None = None,
+        monitors: Mapping[str, Any] | None = None,
+        yardsticks: Mapping[str, Regularizer | str] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
@@ -103,6 +107,10 @@ class PPOTrainer(ActorCriticTrainer):
             functions.
         processing_class: the tokenizer; by default that of ``model``'s folder.
         generation: where responses come from; by default transformers' ``generate``.
+        monitors: scores by name, given as rewards are, that are logged and never learned from: what tells whether a
+            reward model is being fooled.
+        yardsticks: regularizers by name, whose divergence evaluations measure beside the own one's, so that policies
+            under different ones can be compared.
         """
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
@@ -161,11 +169,16 @@ class PPOTrainer(ActorCriticTrainer):
         if hasattr(self.reward, "to"):
             self.reward.to(device)
         self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
+        anchor = policy if own_reference else self.reference
+        self.yardsticks = {
+            name: place_regularizer(other, anchor, self.accelerator) for name, other in (yardsticks or {}).items()
+        }
+        self.monitors = make_monitors(monitors or {}, policy, device)
         self.stopwatch = Stopwatch(device)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
-            sampling_of(args, policy, processing_class), self.stopwatch,
+            sampling_of(args, policy, processing_class), self.stopwatch, self.monitors, self.yardsticks,
         )  # fmt: skip
         self.evaluated: list[dict[str, Any]] = []
         self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
@@ -464,7 +477,7 @@ class PPOTrainer(ActorCriticTrainer):
             return {name: value for result in results for name, value in result.items()}
         evaluation = Evaluation(
             lambda batch, first: self.collector.collect(
-                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first
+                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first, by_yardsticks=True
             ),
             self._refuse_evaluation,
             self.accelerator,
