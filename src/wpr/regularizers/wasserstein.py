@@ -134,6 +134,27 @@ sweep in docs/numerics.md.
 """
 
 
+@dataclass(frozen=True)
+class TransportPlan:
+    """What is moved from the policy's masses to the reference's, entry by entry of the support.
+
+    plan: ``(P, n, n)`` mass from entry i of the policy to entry j of the reference.
+
+        balanced      u_i exp(-lam C_ij) v_j
+        unbalanced    a_i b_j exp(lam (f_i + g_j - C_ij)),  row sums a_i exp(-f_i/rho),  column sums b_j exp(-g_j/rho)
+
+    cost: ``(P, n, n)`` as the solver saw it, in units of the geometry's scale if the settings say ``scaled``.
+    policy_at_rest, reference_at_rest: ``(P, n)`` what a distribution matches of itself: the row sums of its plan to
+        itself with debiased unbalanced marginals, else its masses. Debiased penalties are
+        ``(rho + 1/lam) (policy_at_rest - row sum) / a``, up to the gauge.
+    """
+
+    plan: Tensor
+    cost: Tensor
+    policy_at_rest: Tensor
+    reference_at_rest: Tensor
+
+
 class Wasserstein:
     """A penalty that knows which tokens mean nearly the same.
 
@@ -253,8 +274,10 @@ class Wasserstein:
         log_a, log_b = support.log_policy, support.log_reference
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
         kernel = GibbsKernel(cost, s.lam, self.method)
-        solve = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, mean, divergence, cross = solve(*prepare_masses(log_a, log_b), kernel)
+        masses = prepare_masses(log_a, log_b)
+        own, cross = self._solve(*masses[:2], kernel)
+        value = self._unbalanced if s.marginals == "unbalanced" else self._balanced
+        penalty, mean, divergence = value(*masses, own, cross)
         if s.gauge == "value":
             penalty = penalty + (divergence - mean).unsqueeze(-1)
         tokens = support.ids != NO_TOKEN
@@ -271,6 +294,41 @@ class Wasserstein:
         }
         return penalty, divergence, diagnostics
 
+    @torch.no_grad()
+    def transport_plan(self, support: Support) -> TransportPlan:
+        """The plan behind the penalties of these positions, with the same potentials. It takes n^2 numbers a position:
+        ask for a few positions at a time.
+        """
+        s = self.settings
+        with full_precision(support.ids.device):
+            log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
+            cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
+            own, cross = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+            rest_a, rest_b = log_a, log_b
+            if s.marginals == "unbalanced":
+                log_u, log_v = log_a + s.lam * cross.f, log_b + s.lam * cross.g
+                if own is not None:
+                    rest_a, rest_b = log_a - own[0] / s.rho, log_b - own[1] / s.rho
+            else:
+                log_u, log_v = (
+                    _without_floor(s.lam * x, s.floor).masked_fill(padding, -torch.inf) for x in (cross.f, cross.g)
+                )
+            plan = (log_u.unsqueeze(-1) + log_v.unsqueeze(-2) - s.lam * cost).exp()
+        return TransportPlan(plan, cost, rest_a.exp(), rest_b.exp())
+
+    def _solve(
+        self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel
+    ) -> tuple[tuple[Tensor, Tensor] | None, Solution]:
+        """Potentials of the policy's and the reference's transport to themselves, where they are subtracted, and of the
+        one to the other.
+        """
+        s = self.settings
+        own = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
+        if s.marginals == "balanced":
+            return own, solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
+        # The self-potentials are also a good start: where policy and reference agree, they are the solution.
+        return own, solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own)
+
     def _self(self, log_mass: Tensor, kernel: GibbsKernel) -> Tensor:
         """Potential of a distribution's transport to itself. It converges three times faster an iteration, so it is
         solved more exactly.
@@ -280,43 +338,47 @@ class Wasserstein:
         return solve_self(log_mass, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f
 
     def _unbalanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
-    ) -> tuple[Tensor, Tensor, Tensor, Solution]:
-        """Penalties, their mean under the policy, the divergence, and the solution that they come from.
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Penalties, their mean under the policy, and the divergence, from the potentials.
 
         With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g, the transport costs
         (rho + 1/lam) (1 - A) + rho (1 - B); a self-transport, where A = B, costs (2 rho + 1/lam) (1 - A).
         """
         s = self.settings
-        own = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
-        # The self-potentials are also a good start: where policy and reference agree, they are the solution.
-        cross = solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own)
         price = s.rho + 1 / s.lam
         moved_a, moved_b = _moved(log_a, cross.f, s.rho), _moved(log_b, cross.g, s.rho)
         transport = price * (1 - moved_a) + s.rho * (1 - moved_b)
         if own is None:
-            return price * (1 - _growth(cross.f, s.rho)), price * (1 - moved_a), transport, cross
+            return price * (1 - _growth(cross.f, s.rho)), price * (1 - moved_a), transport
         own_a, own_b = _moved(log_a, own[0], s.rho), _moved(log_b, own[1], s.rho)
         penalty = price * (_growth(own[0], s.rho) - _growth(cross.f, s.rho))
         divergence = transport - (s.rho + price) * ((1 - own_a) + (1 - own_b)) / 2
-        return penalty, price * (own_a - moved_a), divergence, cross
+        return penalty, price * (own_a - moved_a), divergence
 
     def _balanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, kernel: GibbsKernel
-    ) -> tuple[Tensor, Tensor, Tensor, Solution]:
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The same for exact marginals: the transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass
         1).
         """
         s = self.settings
-        cross = solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
         mean_a, mean_b = _mean(log_a, cross.f), _mean(log_b, cross.g)
         transport = mean_a + mean_b - 1 / s.lam
-        if not s.debias:
-            return cross.f, mean_a, transport, cross
+        if own is None:
+            return cross.f, mean_a, transport
         # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
-        own_a, own_b = (self._self(log, kernel) + (log / s.lam).masked_fill(padding, 0) for log in (log_a, log_b))
+        own_a, own_b = (
+            potential + (log / s.lam).masked_fill(padding, 0)
+            for potential, log in zip(own, (log_a, log_b), strict=True)
+        )
         own_mean_a, own_mean_b = _mean(log_a, own_a), _mean(log_b, own_b)
-        return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam, cross
+        return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam
+
+
+def _without_floor(x: Tensor, floor: float) -> Tensor:
+    """``log(exp(x) - floor)``: the solver adds the floor inside its logarithm, but its plan has none."""
+    return x if floor == 0 else x + torch.log1p(-(math.log(floor) - x).exp().clamp_max(1))
 
 
 def _growth(potential: Tensor, rho: float) -> Tensor:

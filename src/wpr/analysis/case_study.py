@@ -1,0 +1,267 @@
+"""Case study of a response: what two penalties say of each token, and the transport behind one of them.
+
+Notation for shapes: ``P`` positions of one response, ``V`` vocabulary, ``n`` support entries.
+
+A study is made of plain numbers and texts, ready for JSON; the token view of the report shows it. Three choices make
+its transport readable (``docs/evaluation.md`` gives the reasons):
+
+    net flow        N_ij = max(P_ij - P_ji, 0), N_ii = the rest of row i
+                    Entropy lets near synonyms swap mass both ways, also where policy and reference agree. Only the
+                    difference is shown as moved. N has the row and column sums of the plan P.
+    unmatched mass  sum_i max(rest_i - row_i, 0), and the same over columns
+                    What relaxed marginals destroy of the policy and create of the reference, over what a distribution
+                    leaves unmatched of itself (`TransportPlan`).
+    unit of cost    the geometry's scale: 1 is the distance of a typical token to its nearest neighbour, whether or not
+                    the regularizer divides by it
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.language_models import adapter_off, hidden_states, is_peft, logits_of
+from wpr.regularizers import Regularizer, Wasserstein
+from wpr.regularizers.wasserstein import TransportPlan
+
+OTHER_TOKENS = "(all other tokens)"
+"""The text of the support's leftover entry."""
+
+CANDIDATES, MOVES, FLOWS, NEAREST = 12, 10, 16, 6
+"""Of a token: likeliest candidates; moves, and flows (moves and what stayed) of the plan; nearest tokens."""
+
+LEAST_MASS = 1e-5
+"""Flows below it are rounding and the solver's tolerance."""
+
+_POSITIONS_AT_ONCE = 16
+"""A matrix of that many plans takes 8.5 MB for n = 258, and several exist at a time."""
+
+Decode = Callable[[int], str]
+"""The text of a token; `token_text` makes one of a tokenizer."""
+
+
+def study_response(
+    policy: Any,
+    reference: Any | None,
+    tokenizer: Any,
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    kl: Regularizer,
+    wasserstein: Wasserstein,
+    *,
+    number: int = 0,
+    score: float | None = None,
+    gold: float | None = None,
+    temperature: float = 1.0,
+) -> dict[str, Any]:
+    """One study: a response by its tokens, under both models.
+
+    policy, reference: causal LMs on the geometry's device; without a reference, the policy with its adapter off.
+    prompt_ids, response_ids: without padding; the end-of-sequence token is part of the response if it was drawn.
+    number, score, gold: of the response, put into the study as they are.
+    temperature: of the distributions that are compared, a run's ``logprob_temperature``.
+    """
+    if not prompt_ids:
+        raise ValueError(
+            "a prompt of no tokens gives the first token nothing to follow; begin with the tokenizer's bos"
+        )
+    if reference is None and not is_peft(policy):
+        raise ValueError(f"{type(policy).__name__} has no adapter to switch off; pass the reference model")
+    ids = torch.tensor([[*prompt_ids, *response_ids]], device=wasserstein.geometry.embeddings.device)
+    start = len(prompt_ids)
+    policy_logits = _response_logits(policy, ids, start, temperature)
+    if reference is None:
+        with adapter_off(policy):
+            reference_logits = _response_logits(policy, ids, start, temperature)
+    else:
+        reference_logits = _response_logits(reference, ids, start, temperature)
+    decode = token_text(tokenizer)
+    return {
+        "number": number,
+        "prompt": tokenizer.decode(list(prompt_ids), skip_special_tokens=True),
+        "response": tokenizer.decode(list(response_ids), skip_special_tokens=True),
+        "score": score,
+        "gold": gold,
+        "tokens": case_study(policy_logits, reference_logits, ids[0, start:], decode, kl, wasserstein),
+    }
+
+
+@torch.no_grad()
+def case_study(
+    policy_logits: Tensor,
+    reference_logits: Tensor,
+    tokens: Tensor,
+    decode: Decode,
+    kl: Regularizer,
+    wasserstein: Wasserstein,
+) -> list[dict[str, Any]]:
+    """Each token ``(P,)`` of a response, from the logits ``(P, V)`` that it was drawn from and the reference's.
+
+    A token has ``text``, ``id``, its penalties ``kl`` and ``wpr``, its probabilities ``policy`` and ``reference``;
+    ``candidates``: the likeliest tokens by the larger of both probabilities, and the token itself in any case;
+    ``plan``: net flows from the policy to the reference with ``mass`` and ``cost``: the largest moves, and in the
+    remaining places what stayed (``from`` is ``to``, cost 0), by mass; ``moved``: the mass that goes to another token;
+    ``unmatched_policy`` and ``unmatched_reference``; ``nearest``: the nearest tokens with ``distance`` and both
+    probabilities. Numbers have six digits; one that is not finite is None. All is computed in float64.
+    """
+    geometry = wasserstein.geometry
+    count = min(NEAREST, geometry.vocabulary - 1)
+    nearest = cache(lambda token: [found.tolist() for found in geometry.nearest_tokens(token, count)])
+    studied: list[dict[str, Any]] = []
+    for rows in torch.arange(len(tokens), device=tokens.device).split(_POSITIONS_AT_ONCE):
+        policy, reference, drawn = policy_logits[rows].double(), reference_logits[rows].double(), tokens[rows]
+        support = wasserstein.reduce(policy, reference, drawn)
+        transport = wasserstein.transport_plan(support)
+        flow = net_flow(transport.plan)
+        stayed = flow.diagonal(dim1=-2, dim2=-1)
+        cost = transport.cost if wasserstein.settings.scaled else transport.cost / geometry.scale
+        by_position = {
+            "kl": kl(policy, reference, drawn).penalty,
+            "wpr": wasserstein.finish(support).penalty,
+            "moved": (flow - torch.diag_embed(stayed)).sum((-2, -1)),
+            **_unmatched(transport),
+        }
+        p, q = policy.softmax(-1), reference.softmax(-1)
+        for row, token in enumerate(drawn.tolist()):
+            one = _Position(p[row], q[row], decode)
+            studied.append(
+                one.token(token)
+                | {"id": token}
+                | {name: _number(values[row]) for name, values in by_position.items()}
+                | {
+                    "candidates": one.candidates(token),
+                    "plan": _largest_flows(flow[row], cost[row], support.ids[row].tolist(), decode),
+                    "nearest": [one.token(i) | {"distance": _number(d)} for i, d in zip(*nearest(token), strict=True)],
+                }
+            )
+    return studied
+
+
+def net_flow(plan: Tensor) -> Tensor:
+    """A plan ``(..., n, n)`` without what two entries only swap, of the same row and column sums: what is moved, and on
+    the diagonal what stays.
+    """
+    moved = (plan - plan.mT).clamp_min_(0)
+    stayed = plan.sum(-1) - moved.sum(-1)
+    return moved + torch.diag_embed(stayed)
+
+
+def _unmatched(transport: TransportPlan) -> dict[str, Tensor]:
+    """Mass of either side that the plan leaves unmatched, beyond what each side leaves of itself: ``(P,)`` each."""
+    rows, columns = transport.plan.sum(-1), transport.plan.sum(-2)
+    return {
+        "unmatched_policy": (transport.policy_at_rest - rows).clamp_min(0).sum(-1),
+        "unmatched_reference": (transport.reference_at_rest - columns).clamp_min(0).sum(-1),
+    }
+
+
+class _Position:
+    """Two next-token distributions ``(V,)`` and how their tokens are written."""
+
+    def __init__(self, policy: Tensor, reference: Tensor, decode: Decode) -> None:
+        self.policy, self.reference, self.decode = policy, reference, decode
+
+    def token(self, token: int) -> dict[str, Any]:
+        probabilities = {"policy": _number(self.policy[token]), "reference": _number(self.reference[token])}
+        return {"text": self.decode(token)} | probabilities
+
+    def candidates(self, drawn: int) -> list[dict[str, Any]]:
+        larger = torch.maximum(self.policy, self.reference)
+        best: list[int] = larger.topk(min(CANDIDATES, len(larger))).indices.tolist()
+        if drawn not in best:
+            best[-1] = drawn
+        return [self.token(token) for token in best]
+
+
+def _largest_flows(flow: Tensor, cost: Tensor, ids: Sequence[int], decode: Decode) -> list[dict[str, Any]]:
+    """The flows ``(n, n)`` that are shown, by mass."""
+    last = len(ids) - 1
+
+    def name(entry: int) -> str:
+        return OTHER_TOKENS if entry == last else decode(ids[entry])
+
+    def describe(start: int, end: int) -> dict[str, Any]:
+        source, target = name(start), name(end)
+        if start != end and source == target:  # different tokens that are written alike did move
+            source, target = f"{source} #{ids[start]}", f"{target} #{ids[end]}"
+        return {
+            "from": source,
+            "to": target,
+            "mass": _number(flow[start, end]),
+            "cost": _number(cost[start, end]),
+        }
+
+    moved = flow - torch.diag_embed(flow.diagonal())
+    masses, places = moved.flatten().topk(min(MOVES, moved.numel()))
+    shown = [divmod(place, len(ids)) for place in places[masses >= LEAST_MASS].tolist()]
+    masses, stayed = flow.diagonal().topk(min(FLOWS - len(shown), len(ids)))
+    shown += [(entry, entry) for entry in stayed[masses >= LEAST_MASS].tolist()]
+    return [describe(*pair) for pair in sorted(shown, key=lambda pair: -float(flow[pair]))]
+
+
+def token_text(tokenizer: Any) -> Decode:
+    """How single tokens are written, with the space before a word.
+
+    A piece that is no whole character (a byte of an emoji, say) is written as far as it is text, and the rest as bytes,
+    ``\\xf0\\x9f``. Special tokens are written by their names, ids that the tokenizer does not know as ``(token 51)``.
+    """
+    special = set(tokenizer.all_special_ids)
+
+    @cache
+    def text(token: int) -> str:
+        piece: str | None = tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return f"(token {token})"
+        if token in special:
+            return piece
+        if piece.startswith(_WORD_START):  # decoding a single token would drop the space
+            return piece.replace(_WORD_START, " ")
+        decoded: str = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if decoded and "\ufffd" not in decoded:
+            return decoded
+        raw = _bytes_of(piece)
+        return piece if raw is None else raw.decode("utf-8", errors="backslashreplace")
+
+    return text
+
+
+_WORD_START = "\u2581"
+"""What SentencePiece writes for a space."""
+
+_VISIBLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(0x100 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_VISIBLE)))
+}
+"""The byte behind each character of byte-level pieces: bytes that can be seen stand for themselves, the others for the
+characters from U+0100 on, in order.
+"""
+
+
+def _bytes_of(piece: str) -> bytes | None:
+    """The bytes of a byte-level piece, or of a byte like ``<0xF0>``; None for other pieces."""
+    fallback = re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece)
+    if fallback:
+        return bytes.fromhex(fallback[1])
+    return bytes(_BYTES[character] for character in piece) if set(piece) <= set(_BYTES) else None
+
+
+@torch.no_grad()
+def _response_logits(model: Any, ids: Tensor, start: int, temperature: float) -> Tensor:
+    """Logits ``(P, V)`` that predict the tokens of ``ids`` ``(1, T)`` from ``start`` on, without dropout."""
+    training = model.training
+    model.eval()
+    states = hidden_states(model, ids, torch.ones_like(ids))[0, start - 1 : -1]
+    logits = logits_of(model, states)
+    model.train(training)
+    return logits if temperature == 1 else logits.float() / temperature
+
+
+def _number(value: Tensor | float) -> float | None:
+    number = float(value)
+    return float(f"{number:.6g}") if math.isfinite(number) else None
