@@ -8,8 +8,8 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .PHONY: quickstart ppo-example test test-slow lint format bench smollm2 clean
 
-quickstart: models/smollm2/config.json
-	$(BIN)/python examples/quickstart.py
+quickstart: $(VENV)/.quickstart
+	$(BIN)/wpr quickstart
 
 ppo-example: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python examples/ppo.py
@@ -46,6 +46,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.models: $(VENV)/.base
 	$(PIP) --editable '.[gguf]'
+	touch $@
+
+$(VENV)/.quickstart: $(VENV)/.base
+	$(PIP) --editable '.[quickstart]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base

@@ -97,6 +97,30 @@ def run(
 
 
 @app.command()
+def quickstart(
+    overrides: Overrides = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: everything, but too briefly to learn.")] = False,
+    dry_run: DryRun = False,
+    on_change: OnChange = "refuse",
+) -> None:
+    """Align a small story model under KL and under the semantic leash, and write a page that shows it.
+
+    Minutes on a laptop's CPU, nothing to download. It is the recipe [bold]quickstart[/bold] (with --quick,
+    [bold]quickstart-quick[/bold]) followed by [bold]wpr report[/bold].
+
+    [bold]Examples[/bold]: wpr quickstart   |   wpr quickstart --quick   |   wpr quickstart seed=1 output=runs/seed-1
+    """
+    folder = _execute("quickstart-quick" if quick else "quickstart", overrides, None, None, dry_run, on_change)
+    if folder is not None:
+        from wpr.report import write_report
+
+        page = folder / "report.html"
+        for problem in write_report([folder], page):
+            err.print(f"Note: {problem}")
+        out.print(f"the report is in {page.resolve()}", soft_wrap=True, highlight=False)
+
+
+@app.command()
 def sft(
     recipe: RecipeArgument, overrides: Overrides = None, dry_run: DryRun = False, on_change: OnChange = "refuse"
 ) -> None:
@@ -180,6 +204,23 @@ def recipes(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    csv: Annotated[Path | None, typer.Option("--csv", help="A folder for the tables, as CSV files.")] = None,
+) -> None:
+    """Write one page about runs: curves, win rates, cost, responses, and penalties token by token.
+
+    [bold]Example[/bold]: wpr report runs/tiny runs/other -o report.html --csv tables
+    """
+    from wpr.report import write_report
+
+    for problem in write_report(runs, output, csv):
+        err.print(f"note: {problem}")
+    typer.echo(f"the page is in {output}")
+
+
+@app.command()
 def doctor(recipe: Annotated[str | None, typer.Argument(help="What would it need?", autocompletion=_shipped)] = None,
            overrides: Overrides = None) -> None:  # fmt: skip
     """Say what is installed, which devices are usable, and what a recipe needs (memory, disk, downloads).
@@ -240,8 +281,8 @@ def _execute(
     sweep_name: str | None = None,
     grid: list[str] | None = None,
     sweeping: bool = False,
-) -> None:
-    """Load the recipe, plan it, and print the plan or carry it out."""
+) -> Path | None:
+    """Load the recipe, plan it, and print the plan or carry it out; the run's folder on the process that wrote it."""
     from wpr.pipeline.errors import RecipeError
     from wpr.pipeline.recipe_file import load_recipe
     from wpr.pipeline.run import Run, plan
@@ -265,7 +306,7 @@ def _execute(
         from wpr.pipeline.plan_view import show_plan
 
         show_plan(recipe, stages, out)
-        return
+        return None
     from wpr.pipeline.doctor import space_note
     from wpr.pipeline.summary import show_results
 
@@ -274,6 +315,7 @@ def _execute(
         work.say(note)
     results = work.execute(stages, None if only is None else {only})
     show_results(results, work.folder.path, out)
+    return work.folder.path if work.folder.writes else None
 
 
 @contextlib.contextmanager

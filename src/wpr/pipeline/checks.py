@@ -27,6 +27,8 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     for setting, model in _models(recipe, kind):
         if "{prepare}" not in model:
             check_model(model, setting)
+    if kind == "ppo" and recipe.evaluation.gold is not None:
+        import_function(recipe.evaluation.gold, "evaluation.gold")
     if kind == "ppo" and recipe.scorer.kind != "model":
         try:
             make_scorer(recipe.scorer, None)

@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from wpr.evaluation import diversity, embedding_spread, win_rate
+from wpr.language_models import plain_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.folder import write_atomically
@@ -18,8 +20,13 @@ from wpr.pipeline.regularizer import build_regularizer
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import MetricsFile, forget_partial_checkpoints, last_training_log, learned, release
 from wpr.ppo.checkpoints import last_complete_checkpoint
+from wpr.ppo.distributed import is_sharded
+from wpr.transport.geometry import input_embeddings
 
 logger = logging.getLogger(__name__)
+
+GOLD = "gold"
+"""What the hidden score is called in logs and files."""
 
 
 def train_ppo(stage: Stage) -> dict[str, Any]:
@@ -39,11 +46,19 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     set_seed(args.seed)  # a new head's weights are drawn from here
     policy = load_causal(recipe.model, stage.sft_model)
     reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
+    anchor = policy if reference is None else reference
+    gold = recipe.evaluation.gold
+    regularizer = build_regularizer(recipe.regularizer, anchor)
     trainer = PPOTrainer(
         policy,
         args,
         reward=make_scorer(recipe.scorer, stage.reward_model),
-        regularizer=build_regularizer(recipe.regularizer, policy if reference is None else reference),
+        monitors={} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
+        regularizer=regularizer,
+        yardsticks={
+            name: regularizer if own == recipe.regularizer else build_regularizer(own, anchor)
+            for name, own in recipe.evaluation.yardsticks.items()
+        },
         reference=reference,  # none: the policy with its adapter off
         critic=None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id),
         train_dataset=rows.train,
@@ -53,7 +68,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     )
     trainer.console.title = stage.name
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
-    before: list[float] = []
+    before: list[dict[str, Any]] = []
     if held_out:
         results["before"], before = measure(trainer, stage.folder / "responses-before.jsonl")
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
@@ -63,7 +78,8 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
         results["after"], after = measure(trainer, stage.folder / "responses.jsonl")
-        results["win_rate_before"] = win_rate(after, before)
+        results |= against_before(after, before, args.responses_per_prompt)
+        study(trainer, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
     if trainer.args.should_save:
         save_model(
             trainer.actor_critic.policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results)
@@ -102,16 +118,70 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
     return RewardModel.from_pretrained(reward_model)
 
 
-def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[float]]:
-    """Metrics on the held-out prompts, and the score of each response; the responses go to ``path``."""
+def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Metrics on the held-out prompts, and the responses, which also go to ``path``."""
     metrics = learned(trainer.evaluate())
+    rows: list[dict[str, Any]] = trainer.evaluated
     if is_main_process():
-        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in trainer.evaluated)
+        kept = ({name: value for name, value in row.items() if not name.endswith("_ids")} for row in rows)
+        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept)
         write_atomically(path, "".join(lines))
     found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    responses = [row["response"] for row in rows]
+    if responses:  # all may have been left out for faults
+        found |= diversity(responses)
+    if sum(bool(response.strip()) for response in responses) > 1 and not is_sharded(trainer.accelerator):
+        # In the embedding that the policy started from, so that policies are measured alike.
+        weight = input_embeddings(plain_model(trainer.reference or trainer.actor_critic.policy))
+        found["embedding_spread"] = embedding_spread(responses, trainer.processing_class, weight)
     if trainer.reward.name == "code":
-        found |= pass_rates(trainer.evaluated)
-    return found, [row["score"] for row in trainer.evaluated]
+        found |= pass_rates(rows)
+    return found, rows
+
+
+def against_before(after: list[dict[str, Any]], before: list[dict[str, Any]], times: int) -> dict[str, Any]:
+    """Win rates over the model before training, by the score and by gold; ``times`` responses a prompt."""
+    found: dict[str, Any] = {}
+    earlier = {row["number"]: row for row in before}
+    pairs = [(row, earlier[row["number"]]) for row in after if row["number"] in earlier]  # faults may leave out some
+    for measure_name, title in (("score", "win_rate_before"), (GOLD, "gold_win_rate_before")):
+        if pairs and measure_name in pairs[0][0]:
+            groups = [row["number"] // times for row, _ in pairs]
+            ours, theirs = ([row[measure_name] for row in side] for side in zip(*pairs, strict=True))
+            rate = win_rate(ours, theirs, groups)
+            found[title] = rate.rate
+            found[f"{title}_interval"] = {"low": rate.low, "high": rate.high, "p_value": rate.p_value}
+    return found
+
+
+def study(trainer: Any, rows: list[dict[str, Any]], path: Path) -> None:
+    """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``."""
+    from wpr.analysis.case_study import study_response
+    from wpr.regularizers import ReverseKL, Wasserstein
+
+    own = trainer.regularizer
+    leashes = [one for one in (own, *trainer.yardsticks.values()) if isinstance(one, Wasserstein)]
+    if not leashes or not rows or is_sharded(trainer.accelerator) or not is_main_process():
+        return
+    wasserstein = leashes[0]
+    studies = [
+        study_response(
+            trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row["prompt_ids"],
+            row["response_ids"], ReverseKL(), wasserstein, number=row["number"], score=row["score"],
+            gold=row.get(GOLD), temperature=trainer.args.logprob_temperature,
+        )
+        for row in rows
+    ]  # fmt: skip
+    settings = wasserstein.settings
+    view = {
+        "policy": path.parent.name,
+        "penalties": {"kl": "reverse KL", "wpr": f"Wasserstein, {wasserstein.preset}"},
+        "beta": trainer.args.beta,
+        "lam": settings.lam,
+        "scale": wasserstein.geometry.scale,
+        "studies": studies,
+    }
+    write_atomically(path, json.dumps(view, ensure_ascii=False) + "\n")
 
 
 def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -122,9 +192,3 @@ def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
         for name in ("all", difficulty):
             groups.setdefault(name, []).append(row["score"] >= 1.0)
     return {f"pass_at_1_{name}": sum(passed) / len(passed) for name, passed in groups.items()}
-
-
-def win_rate(scores: list[float], others: list[float]) -> float:
-    """Share of prompts on which the first is scored higher, equal scores counting half."""
-    wins = [1.0 if own > other else 0.5 if own == other else 0.0 for own, other in zip(scores, others, strict=True)]
-    return sum(wins) / len(wins)

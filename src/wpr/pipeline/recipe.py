@@ -93,17 +93,25 @@ class ScorerSettings:
 
 @dataclass
 class EvaluationSettings:
-    """What policies are measured on when they are trained.
+    """What policies are measured on, and by.
 
     prompts: how many held-out prompts policies answer, at most; 0: none.
     rows: how many held-out rows SFT and the reward model are measured on, at most.
+    gold: ``package.module:function``, a score that nothing is trained on. It is logged as ``gold``, and policies are
+        compared by it: where the score rises and gold falls, the reward model is being fooled.
+    yardsticks: regularizers by name, whose divergence is measured on the held-out responses of every policy.
+    case_studies: so many held-out responses are kept token by token, for the report's token view; it needs a
+        Wasserstein regularizer, the policy's own or the first of that kind among the yardsticks.
     """
 
     prompts: int = 64
     rows: int = 2000
+    gold: str | None = None
+    yardsticks: dict[str, RegularizerSettings] = field(default_factory=dict)
+    case_studies: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "rows"):
+        for name in ("prompts", "rows", "case_studies"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from wpr.pipeline.run import results_of
 from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
 from wpr.pipeline.training import read_metrics
+from wpr.report.comparisons import MEASURES, against_each_other, against_sft
 from wpr.report.curves import policy_curves
+from wpr.report.problems import Problems
+from wpr.report.runs import read_runs
+
+MOST_PAIRS = 15
+"""With more comparisons than these, only those against SFT are printed."""
 
 
 def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Console) -> None:
@@ -46,7 +53,33 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
         for row in rows:
             table.add_row(*(_shown(row.get(name, "")) for name in names))
         console.print(table)
+        _show_win_rates(folder, console)
     console.print(f"everything is in {folder}", soft_wrap=True)
+
+
+def _show_win_rates(folder: Path, console: Console) -> None:
+    """Who wins against whom on the held-out prompts, by gold where there is gold, else by the score; all of it also
+    goes to ``win_rates.csv``.
+    """
+    (run,) = read_runs([folder], Problems())
+    found = {name: [*against_sft(run.policies, name), *against_each_other(run.policies, name)] for name in MEASURES}
+    rows = [
+        {"by": name, "policy": one.ours.name, "against": one.opponent, **dataclasses.asdict(one.result)}
+        for name, comparisons in found.items()
+        for one in comparisons
+    ]
+    if not rows:
+        return
+    write_atomically(folder / "win_rates.csv", as_csv(rows))
+    measure = rows[0]["by"]
+    shown = found[measure]
+    if len(shown) > MOST_PAIRS:
+        shown = [one for one in shown if one.theirs is None]
+    table = Table("policy", "against", "win rate", "95% interval", title=f"win rates on held-out prompts, by {measure}")
+    for one in shown:
+        result = one.result
+        table.add_row(one.ours.name, one.opponent, f"{result.rate:.3f}", f"{result.low:.3f} to {result.high:.3f}")
+    console.print(table)
 
 
 def _shown(value: Any) -> str:

@@ -19,10 +19,14 @@ COLUMNS = {
     "before.score": "score before",
     "after.score": "score",
     "win_rate_before": "win rate",
+    "after.gold": "gold",
+    "gold_win_rate_before": "gold win rate",
     "after.kl": "KL",
     "after.divergence": "divergence",
     "after.entropy": "entropy",
     "after.response_length": "length",
+    "after.distinct_2": "distinct-2",
+    "after.self_bleu": "self-BLEU",
 }
 """Results that a comparison shows, all on held-out prompts."""
 
@@ -67,8 +71,12 @@ def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
         if stage.startswith("ppo/"):
             flat = flatten(dict(found))
             chosen = {title: flat[name] for name, title in COLUMNS.items() if name in flat}
-            passes = {name.removeprefix("after."): flat[name] for name in flat if name.startswith("after.pass_at_1")}
-            rows.append({"policy": stage.removeprefix("ppo/"), **chosen, **passes})
+            others = {
+                name.removeprefix("after.").replace("divergence_", "divergence, "): flat[name]
+                for name in flat
+                if name.startswith(("after.pass_at_1", "after.divergence_"))
+            }
+            rows.append({"policy": stage.removeprefix("ppo/"), **chosen, **others})
     return rows
 
 

@@ -22,10 +22,11 @@ from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
 
-LOGGED = frozenset(
-    "score reward penalty divergence divergences kl entropy response_length length eos_share value beta loss grad_norm "
-    "learning_rate epoch step number prompt response finished columns".split()
-)
+LOGGED = {
+    "score", "reward", "penalty", "divergence", "divergences", "kl", "entropy", "response_length", "length",
+    "eos_share", "value", "beta", "loss", "grad_norm", "learning_rate", "epoch", "step", "number", "prompt", "response",
+    "finished", "columns",
+}  # fmt: skip
 """Names that the log and the files of responses have for themselves."""
 
 

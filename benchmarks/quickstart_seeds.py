@@ -1,0 +1,199 @@
+"""The quickstart over seeds and betas: what does each leash keep at the same reward?
+
+    python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's beta sweep, on every seed
+    python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
+
+A seed is a world of its own: openings, continuations, labels, SFT and reward model are made anew. On each of them every
+policy is trained once a beta. A policy's betas give it a curve of gold (or divergence, diversity) over score; curves of
+one seed are compared at the same score, linearly interpolated between neighbouring betas, and the differences averaged
+over seeds: ± is half of the 95% t interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RECIPE = "quickstart"
+COLUMNS = {
+    "after.score": "score",
+    "after.gold": "gold",
+    "gold_win_rate_before": "gold win rate",
+    "after.kl": "KL",
+    "after.divergence_semantic": "semantic",
+    "after.entropy": "entropy",
+    "after.distinct_2": "distinct-2",
+    "after.self_bleu": "self-BLEU",
+    "after.embedding_spread": "spread",
+    "after.response_length": "length",
+}
+"""Results on held-out prompts, and their titles."""
+
+MATCHED = [name for name in COLUMNS if name not in ("after.score", "after.response_length")]
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""Two-sided 95% points of Student's t, by degrees of freedom."""
+
+
+def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list[str], limit: float) -> None:
+    """Worlds first, one process a seed; then one process a seed and policy, each with a copy of the seed's folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + limit
+
+    def command(log: str, *arguments: str) -> int:
+        with open(out / f"{log}.log", "a") as file:
+            left = max(1.0, ends - time.monotonic())
+            try:
+                return subprocess.run(
+                    [sys.executable, "-m", "wpr", *arguments], stdout=file, stderr=file, timeout=left,
+                    env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return 124
+
+    def world(seed: int) -> int:
+        common = (RECIPE, f"seed={seed}", f"output={out / f'seed-{seed}'}", *settings)
+        return command(f"seed-{seed}", "sft", *common) or command(f"seed-{seed}", "reward", *common)
+
+    def leash(job: tuple[int, str]) -> int:
+        seed, policy = job
+        folder = out / f"seed-{seed}-{policy}"
+        if not folder.exists():
+            shutil.copytree(out / f"seed-{seed}", folder)
+        common = (f"seed={seed}", f"output={folder}", *settings)
+        return command(folder.name, "sweep", RECIPE, "beta", "--policy", policy, *common)
+
+    with ThreadPoolExecutor(workers) as pool:
+        worlds = list(pool.map(world, range(seeds)))
+        ready = [seed for seed, code in enumerate(worlds) if code == 0]
+        jobs = [(seed, policy) for policy in policies for seed in ready]
+        codes = list(pool.map(leash, jobs))
+    failed = [f"seed-{seed}" for seed, code in enumerate(worlds) if code]
+    failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
+    print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
+
+
+def results(out: Path) -> Iterator[tuple[int, str, float, dict[str, float]]]:
+    """Seed, policy, beta and results of every policy that is done."""
+    for folder in sorted(out.glob("seed-*-*")):
+        if not (folder / "manifest.json").exists():
+            continue
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for stage, record in manifest["stages"].items():
+            if stage.startswith("ppo/") and record["status"] == "done":
+                policy, _, beta = stage.removeprefix("ppo/").partition("+beta=")
+                yield int(folder.name.split("-")[1]), policy, float(beta), _flat(record["results"])
+
+
+def table(out: Path) -> None:
+    """Print means over seeds by policy and beta, and the comparison at matched score."""
+    found: dict[tuple[str, float], dict[int, dict[str, float]]] = {}
+    for seed, policy, beta, values in results(out):
+        found.setdefault((policy, beta), {})[seed] = values
+    if not found:
+        raise SystemExit(f"{out} has no finished policy")
+    console = Console(width=200)
+    means = Table("policy", "beta", "seeds", *COLUMNS.values(), title="means over seeds ± standard error")
+    for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
+        cells = [_mean_and_error([row[name] for row in by_seed.values()]) for name in COLUMNS]
+        means.add_row(policy, f"{beta:g}", str(len(by_seed)), *cells)
+    console.print(means)
+    policies = sorted({policy for policy, _ in found})
+    matched = Table(
+        "compared", "at score", "seeds", *(COLUMNS[name] for name in MATCHED), title="difference at the same score"
+    )
+    for ours, theirs in [("semantic", "rkl"), ("semantic", "hellinger"), ("hellinger", "rkl")]:
+        if {ours, theirs} <= set(policies):
+            for label, quantile in (("low", 0.25), ("middle", 0.5), ("high", 0.75)):
+                matched.add_row(*_matched_row(found, ours, theirs, label, quantile))
+    console.print(matched)
+
+
+def _matched_row(
+    found: dict[tuple[str, float], dict[int, dict[str, float]]], ours: str, theirs: str, label: str, quantile: float
+) -> list[str]:
+    """Differences at one score of each seed: this far up in the range of scores that both policies reach there."""
+    differences: dict[str, list[float]] = {name: [] for name in MATCHED}
+    scores = []
+    for seed in sorted({seed for by_seed in found.values() for seed in by_seed}):
+        curves = [
+            sorted((by_seed[seed]["after.score"], by_seed[seed]) for (policy, _), by_seed in found.items()
+                   if policy == name and seed in by_seed)
+            for name in (ours, theirs)
+        ]  # fmt: skip
+        if min(map(len, curves)) < 2:
+            continue
+        low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+        if high <= low:
+            continue
+        score = low + quantile * (high - low)
+        scores.append(score)
+        for name in MATCHED:
+            first, second = (_interpolated([(at, row[name]) for at, row in curve], score) for curve in curves)
+            differences[name].append(first - second)
+    cells = [_mean_and_interval(differences[name]) for name in MATCHED]
+    shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
+    return [f"{ours} - {theirs}", shown, str(len(scores)), *cells]
+
+
+def _interpolated(points: list[tuple[float, float]], at: float) -> float:
+    for (left, low), (right, high) in zip(points, points[1:], strict=False):
+        if left <= at <= right:
+            return low if right == left else low + (high - low) * (at - left) / (right - left)
+    raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found
+
+
+def _mean_and_error(values: list[float]) -> str:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.3g} ± {error:.1g}"
+
+
+def _mean_and_interval(values: list[float]) -> str:
+    if len(values) < 2:
+        return "-"
+    half = T95.get(len(values) - 1, 1.96) * statistics.stdev(values) / math.sqrt(len(values))
+    mark = "*" if abs(statistics.mean(values)) > half else ""
+    return f"{statistics.mean(values):+.3g} ± {half:.2g}{mark}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--policies", nargs="+", default=["rkl", "hellinger", "semantic"])
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--limit", type=float, default=86400.0, help="seconds after which what runs is ended")
+    parser.add_argument("--set", nargs="*", default=[], dest="settings", help="settings of the recipe, key=value")
+    options = parser.parse_args()
+    if options.action == "run":
+        run(options.out, options.seeds, options.policies, options.workers, options.settings, options.limit)
+    else:
+        table(options.out)
+
+
+if __name__ == "__main__":
+    main()
