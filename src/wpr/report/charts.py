@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 Series = Sequence[tuple[float, float]]
@@ -35,6 +36,56 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The axes of a chart of `WIDTH` x `HEIGHT`: where values lie in the drawing."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    @classmethod
+    def around(cls, points: Series, x_margin: float = 0.0) -> Frame:
+        """Axes that hold all points, with a little room above and below."""
+        x_low, x_high = _range([x for x, _ in points], x_margin)
+        y_low, y_high = _range([y for _, y in points], margin=0.05)
+        return cls(x_low, x_high, y_low, y_high)
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point lies."""
+        return (
+            LEFT + (x - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - (y - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM),
+        )
+
+    def path(self, points: Series) -> str:
+        """A line through the points, with a gap where one is not finite."""
+        commands, pen = [], "M"
+        for x, y in points:
+            if not math.isfinite(y):
+                pen = "M"
+                continue
+            at_x, at_y = self.place(x, y)
+            commands.append(f"{pen}{at_x:.1f} {at_y:.1f}")
+            pen = "L"
+        return " ".join(commands)
+
+    def grid(self, x_label: str) -> str:
+        """Lines and numbers of both axes, and what the lower one counts."""
+        parts = []
+        for value in ticks(self.y_low, self.y_high):
+            _, y = self.place(self.x_low, value)
+            parts.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+        for value in ticks(self.x_low, self.x_high):
+            x, _ = self.place(value, self.y_low)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(value)}</text>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
+        return "".join(parts)
+
+
 def line_chart(title: str, series: Mapping[str, Series], x_label: str = "step") -> str:
     """One chart as an SVG group of `WIDTH` x `HEIGHT`. Points that are not finite leave a gap.
 
@@ -43,29 +94,10 @@ def line_chart(title: str, series: Mapping[str, Series], x_label: str = "step") 
     points = [(x, y) for values in series.values() for x, y in values if math.isfinite(y)]
     if not points:
         return f'<g><text class="t" x="{LEFT}" y="18">{escape(title)}</text><text x="{LEFT}" y="60">no data</text></g>'
-    x_low, x_high = _range([x for x, _ in points])
-    y_low, y_high = _range([y for _, y in points], margin=0.05)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM),
-        )
-
-    parts = [f'<text class="t" x="{LEFT}" y="18">{escape(title)}</text>']
-    for value in ticks(y_low, y_high):
-        _, y = place(x_low, value)
-        parts.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
-    for value in ticks(x_low, x_high):
-        x, _ = place(value, y_low)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(value)}</text>')
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
-    )
+    frame = Frame.around(points)
+    parts = [f'<text class="t" x="{LEFT}" y="18">{escape(title)}</text>', frame.grid(x_label)]
     for index, (name, values) in enumerate(series.items()):
-        path = _path([place(x, y) if math.isfinite(y) else None for x, y in values])
-        parts.append(f'<path d="{path}" {_stroke(index)}><title>{escape(name)}</title></path>')
+        parts.append(f'<path d="{frame.path(values)}" {_stroke(index)}><title>{escape(name)}</title></path>')
     return f"<g>{''.join(parts)}</g>"
 
 
@@ -102,17 +134,6 @@ def _range(values: Sequence[float], margin: float = 0.0) -> tuple[float, float]:
     if low == high:
         low, high = low - (abs(low) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
     return low - margin * (high - low), high + margin * (high - low)
-
-
-def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    commands, pen = [], "M"
-    for point in points:
-        if point is None:
-            pen = "M"
-            continue
-        commands.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
-        pen = "L"
-    return " ".join(commands)
 
 
 def _stroke(index: int) -> str:

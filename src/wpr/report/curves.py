@@ -1,4 +1,4 @@
-"""Training curves of policies on shared axes."""
+"""Training curves of policies on shared axes: as one SVG file, and as a section of the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wpr.report.charts import line_chart, panels
+from wpr.report.figures import Charts, Line, legend, policy_name
+from wpr.report.markup import join, paragraph, tag
+from wpr.report.section import Findings, Section
+from wpr.report.tables import Cell, Table
 
 CURVES = {
     "score": "score of responses",
@@ -16,6 +20,9 @@ CURVES = {
     "response_length": "tokens a response",
 }
 """Metrics with a chart, and their titles."""
+
+PAGE_CURVES = {"score": CURVES["score"], "gold": "gold score of responses"} | CURVES
+"""Those of the page: gold is there only where a run has a gold scorer."""
 
 
 def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -28,3 +35,36 @@ def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         }
         charts.append(line_chart(title, series))
     return panels(charts, list(runs))
+
+
+def training_section(findings: Findings) -> Section:
+    """All policies of all runs on shared axes, a chart a metric."""
+    charts, figures = Charts(), []
+    policies = [policy for policy in findings.policies if policy.lines]
+    for metric, title in PAGE_CURVES.items():
+        lines = [Line(policy.name, policy.series(metric), policy.colour, policy.dash) for policy in policies]
+        figures.append(charts.curves(f"curve-{metric}", title, lines))
+    drawn = [figure for figure in figures if figure is not None]
+    table = _table(findings)
+    if drawn:
+        body = join(legend([policy_name(policy) for policy in policies]), tag("div", *drawn, class_="panels"))
+    else:
+        body = paragraph("There is no training log to draw yet.", class_="empty")
+    lead = (
+        "Means over the training responses of each log, by optimizer step. Long curves are a moving average over the "
+        "faint raw line. Score should rise; gold, which the policy never sees, tells whether that is real."
+    )
+    tables = [table] if table.rows else []
+    return Section("training", "Training", lead, join(body, *(one.folded() for one in tables)), tables, charts.data)
+
+
+def _table(findings: Findings) -> Table:
+    metrics = [
+        metric for metric in PAGE_CURVES if any(metric in line for policy in findings.policies for line in policy.lines)
+    ]
+    rows: list[list[Cell]] = []
+    for policy in findings.policies:
+        values = {metric: dict(policy.series(metric)) for metric in metrics}
+        steps = [float(line["step"]) for line in policy.lines]
+        rows += [[policy.name, step, *(values[metric].get(step) for metric in metrics)] for step in steps]
+    return Table("training", "Training logs", ["policy", "step", *metrics], rows)

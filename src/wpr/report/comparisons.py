@@ -1,0 +1,112 @@
+"""Policies in numbers: means on held-out prompts, and who wins against whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from wpr.report.files import finite, mapping
+from wpr.report.runs import Policy, Response, drawable, same_prompts
+
+if TYPE_CHECKING:
+    from wpr.evaluation.win_rate import WinRate
+
+MEASURES = {"gold": "gold score", "score": "reward model's score"}
+"""What responses are judged by: gold is the truth that training never sees."""
+
+SFT = "SFT"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One policy against another, or against the SFT model (None), on the prompts that both answered."""
+
+    ours: Policy
+    theirs: Policy | None
+    measure: str
+    result: WinRate
+    prompts: int
+
+    @property
+    def opponent(self) -> str:
+        """The other side's name."""
+        return SFT if self.theirs is None else self.theirs.name
+
+    @property
+    def verdict(self) -> int:
+        """1 if the interval lies above one half, -1 below it, 0 if it holds one half."""
+        return (self.result.low > 0.5) - (self.result.high < 0.5)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the sign test, which leaves ties out, says so too."""
+        return self.result.p_value <= 0.05
+
+
+def against_sft(policies: Sequence[Policy], measure: str) -> list[Comparison]:
+    """Each policy against the model that it started from."""
+    found = (_compare(policy, None, policy.before, measure) for policy in policies)
+    return [comparison for comparison in found if comparison is not None]
+
+
+def against_each_other(policies: Sequence[Policy], measure: str) -> list[Comparison]:
+    """Every pair of policies that answered the same prompts, each once."""
+    pairs = itertools.combinations(policies, 2)
+    found = (_compare(ours, theirs, theirs.responses, measure) for ours, theirs in pairs)
+    return [comparison for comparison in found if comparison is not None]
+
+
+def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], measure: str) -> Comparison | None:
+    from wpr.evaluation.win_rate import win_rate  # wpr.evaluation needs torch; reading a run does not
+
+    values = []
+    for own, other in same_prompts(ours.responses, others):
+        first, second = getattr(own, measure), getattr(other, measure)
+        if first is not None and second is not None:
+            values.append((first, second, own.prompt))
+    if not values:
+        return None
+    first_scores, second_scores, prompts = zip(*values, strict=True)
+    result = win_rate(first_scores, second_scores, groups=prompts)
+    return Comparison(ours, theirs, measure, result, len(set(prompts)))
+
+
+def held_out(policy: Policy, moment: str) -> dict[str, float]:
+    """Means over the held-out responses, ``before`` or ``after`` training, by name: those that the run recorded, and
+    those of the responses themselves where it did not. Measures of divergence are a token.
+    """
+    rows = policy.responses if moment == "after" else policy.before
+    recorded = mapping(policy.results.get(moment))
+    known = {name: found for name, value in recorded.items() if (found := finite(value)) is not None}
+    if rows and "distinct_2" not in known:
+        known = _diversity(tuple(row.text for row in rows)) | known
+    return {name: drawable(value) for name, value in (means(rows) | known).items()}
+
+
+def means(rows: Sequence[Response]) -> dict[str, float]:
+    """What the responses' own numbers tell."""
+    found = {}
+    for name in MEASURES:
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    for name in dict.fromkeys(name for row in rows for name in row.sums):
+        measured = [(row.sums[name], row.length or 0.0) for row in rows if name in row.sums]
+        measured = [(value, length) for value, length in measured if length > 0]
+        if measured:
+            found[name] = sum(value for value, _ in measured) / sum(length for _, length in measured)
+    lengths = [row.length for row in rows if row.length is not None]
+    if lengths:
+        found["response_length"] = sum(lengths) / len(lengths)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _diversity(texts: tuple[str, ...]) -> dict[str, float]:
+    """Remembered, since all policies of a run have the same SFT responses."""
+    from wpr.evaluation.diversity import diversity  # as above
+
+    return diversity(texts)

@@ -1,0 +1,76 @@
+"""The numbers behind the page as tables: in the page below each chart, and as CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from wpr.report.markup import Content, Markup, details, join, paragraph, scrolling, shown, tag
+
+Cell = str | float | None
+Item = TypeVar("Item")
+ROWS_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Table:
+    """name: of its CSV file. title: what it holds. rows: cells in the order of ``columns``; None is an empty cell."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def as_csv(self) -> str:
+        """Comma-separated text; numbers in full."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def as_html(self, marks: Mapping[str, Content] | None = None, class_: str = "") -> Markup:
+        """A table that scrolls by itself. Of more than `ROWS_SHOWN` rows evenly spaced ones, with a word on it.
+
+        marks: markup that stands for a text in the first column, as a policy's name with its colour.
+        """
+        rows = thinned(self.rows, ROWS_SHOWN)
+        head = tag("tr", *(tag("th", column, scope="col") for column in self.columns))
+        body = [tag("tr", *(_cell(cell, index, marks or {}) for index, cell in enumerate(row))) for row in rows]
+        note = None
+        if len(rows) < len(self.rows):
+            note = paragraph(
+                f"{len(rows)} of {len(self.rows)} rows, evenly spaced. {self.name}.csv, written with --csv, has all.",
+                class_="note",
+            )
+        table = tag("table", tag("caption", self.title), tag("thead", head), tag("tbody", *body))
+        return join(scrolling(self.title, table, class_=class_), note)
+
+    def folded(self, marks: Mapping[str, Content] | None = None) -> Markup:
+        """The table, to be opened below a chart."""
+        return details(f"Table: {self.title}", self.as_html(marks))
+
+
+def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most so many, evenly spaced, with the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+
+
+def write_csv(tables: Sequence[Table], folder: Path) -> None:
+    """Each table as a file of its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        (folder / f"{table.name}.csv").write_text(table.as_csv(), encoding="utf-8", errors="replace")
+
+
+def _cell(cell: Cell, index: int, marks: Mapping[str, Content]) -> Markup:
+    if index == 0:
+        text = shown(cell)
+        return tag("th", marks.get(text, text), scope="row")
+    return tag("td", shown(cell), class_=None if isinstance(cell, str) else "n")

@@ -1,0 +1,103 @@
+"""The result in plain sentences, made from the numbers, and no more certain than they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wpr.report.comparisons import Comparison, against_each_other, against_sft
+from wpr.report.markup import Content, Markup, join, percent, shown, tag
+from wpr.report.runs import Policy
+from wpr.report.section import Findings
+
+TOLD = 6
+"""Policies that are named one by one; of more, the best and the worst."""
+
+
+def sentences(findings: Findings) -> list[Markup]:
+    """What came out, a paragraph a fact."""
+    measure = "gold" if findings.gold else "score"
+    against = against_sft(findings.policies, measure)
+    if not against:
+        return [join("No policy has held-out responses with scores, so nothing can be said about who is better.")]
+    judge = "the gold score, which no policy saw in training" if measure == "gold" else "the reward model's score"
+    ranked = sorted(against, key=lambda comparison: -comparison.result.rate)
+    told = ranked if len(ranked) <= TOLD else [ranked[0], ranked[-1]]
+    found = [join(f"Judged by {judge}: ", *_listed([_against_sft(comparison) for comparison in told]), ".")]
+    if len(told) < len(ranked):
+        found.append(join(f"The other {len(ranked) - 2} policies lie between these two."))
+    if measure == "score":
+        found.append(
+            join(
+                "That is the score which training pushes up, so a high rate shows that training worked, not that "
+                "responses are better."
+            )
+        )
+    if len(ranked) > 1:
+        found.append(_best_two(findings, ranked[0], ranked[1], measure))
+    return found + _fooled(findings)
+
+
+def interval(comparison: Comparison) -> str:
+    """A win rate with its interval, to read."""
+    result = comparison.result
+    return f"{percent(result.rate)} (95% interval {100 * result.low:.1f} to {percent(result.high)})"
+
+
+def _against_sft(comparison: Comparison) -> Markup:
+    sure = comparison.confirmed
+    said = {
+        1: "beats" if sure else "seems to beat",
+        0: "cannot be told apart from",
+        -1: "loses to" if sure else "seems to lose to",
+    }[comparison.verdict]
+    told = f" {said} the SFT model, winning {interval(comparison)} of {comparison.result.comparisons} comparisons"
+    if comparison.verdict and not sure:
+        told += f" (sign test: p = {shown(comparison.result.p_value)})"
+    return join(_name(comparison.ours), told)
+
+
+def _best_two(findings: Findings, best: Comparison, second: Comparison, measure: str) -> Markup:
+    """The two that do best against SFT, compared directly."""
+    ours, theirs = _name(best.ours), _name(second.ours)
+    overlap = "overlap" if best.result.low <= second.result.high else "do not overlap"
+    start = join("The intervals of ", ours, " and ", theirs, f" {overlap}. ")
+    direct = against_each_other([best.ours, second.ours], measure)
+    if not direct:
+        return join(start, "They did not answer the same prompts, so they are not compared directly.")
+    comparison = direct[0]
+    if comparison.verdict == 0:
+        said = "that interval holds 50%, so these numbers do not say which of both is better."
+    elif not comparison.confirmed:
+        p_value = shown(comparison.result.p_value)
+        said = f"that interval leaves out 50%, but the sign test does not confirm it (p = {p_value}): weak evidence."
+    else:
+        said = "that is better." if comparison.verdict > 0 else "that is worse, though it does better against SFT."
+    told: list[Content] = ["Compared directly on the same prompts, ", ours, f" wins {interval(comparison)}: {said}"]
+    distances = [findings.after[one.ours.name].get("kl") for one in (best, second)]
+    if None not in distances:
+        told += [f" Their KL from the SFT model, a token, is {shown(distances[0])} for ", ours]
+        told += [f" and {shown(distances[1])} for ", theirs, "; judge penalties at equal divergence."]
+    return join(start, *told)
+
+
+def _fooled(findings: Findings) -> list[Markup]:
+    """Policies whose score rose while gold fell."""
+    found = []
+    for policy in findings.policies:
+        before, after = findings.before[policy.name], findings.after[policy.name]
+        if not {"score", "gold"} <= before.keys() & after.keys():
+            continue
+        if after["score"] > before["score"] and after["gold"] < before["gold"]:
+            rose = f"its score rose from {shown(before['score'])} to {shown(after['score'])}"
+            fell = f"gold fell from {shown(before['gold'])} to {shown(after['gold'])}"
+            found.append(join(_name(policy), f" is over-optimised: {rose} while {fell}."))
+    return found[:TOLD]
+
+
+def _listed(parts: Sequence[Markup]) -> list[str]:
+    """Parts with semicolons between them."""
+    return [piece for part in parts for piece in ("; ", part)][1:]
+
+
+def _name(policy: Policy) -> Markup:
+    return tag("b", policy.name)
