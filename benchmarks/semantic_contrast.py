@@ -1,15 +1,6 @@
-"""Semantic contrast: does a penalty know that a near synonym is a smaller change than an unrelated word?
+"""Semantic contrast of every regularizer on SmolLM2: `wpr.analysis.semantic_contrast` says what is measured.
 
-At positions where the reference model is fairly sure (top token above 0.3), half of the top token's mass is moved (a)
-to its nearest neighbour in the embedding, (b) to a random token of the support. Both targets are first given the same
-reference probability, so that no f-divergence can tell the two policies apart. The figure is the mean penalty gap
-(target minus origin) of (a) over that of (b):
-
-    contrast = mean_a[ penalty(target) - penalty(origin) ] / mean_b[ penalty(target) - penalty(origin) ]
-
-1 means blind to meaning, 0 means that moving to a neighbour is free. Intervals are 95% bootstrap intervals over
-positions.
-
+Commands:
     python -m benchmarks.semantic_contrast            all regularizers
     python -m benchmarks.semantic_contrast --sweep    lam and rho, with iterations and control
 """
@@ -20,16 +11,13 @@ import argparse
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks import smollm2
 from wpr import (
@@ -44,6 +32,8 @@ from wpr import (
     TotalVariation,
     Wasserstein,
 )
+from wpr.analysis import semantic_contrast
+from wpr.analysis.semantic_contrast import Trial, chat_prompts, continuations, contrast, gaps
 from wpr.transport.geometry_file import GeometryFileError
 
 QUESTIONS = [
@@ -60,23 +50,6 @@ QUESTIONS = [
     "Give me advice for a job interview.",
     "What is the difference between a lake and a sea?",
 ]
-SURE = 0.3
-K2 = 128
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Two policies per position, equally far from the reference in every f-divergence.
-
-    reference, near, far: ``(P, V)`` log-probabilities; origin, near_token, far_token: ``(P,)``.
-    """
-
-    reference: Tensor
-    near: Tensor
-    far: Tensor
-    origin: Tensor
-    near_token: Tensor
-    far_token: Tensor
 
 
 def cached_geometry(model: Any, folder: Path) -> TokenGeometry:
@@ -92,61 +65,10 @@ def cached_geometry(model: Any, folder: Path) -> TokenGeometry:
     return geometry
 
 
-@torch.no_grad()
 def make_trial(model: Any, tokenizer: Any, geometry: TokenGeometry, positions: int, seed: int = 0) -> Trial:
     """Let the model answer the questions, and take positions of its answers where it is sure."""
-    generator = torch.Generator().manual_seed(seed)
-    rows: list[Tensor] = []
-    for question in QUESTIONS:
-        chat = [{"role": "user", "content": question}]
-        inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        start = inputs["input_ids"].shape[1]
-        answer = model.generate(**inputs, max_new_tokens=48, do_sample=False, pad_token_id=tokenizer.eos_token_id)
-        rows.append(model(answer[:, :-1]).logits[0, start - 1 :].float().log_softmax(-1))
-    reference = torch.cat(rows)
-    sure = reference.max(-1).values.exp() > SURE
-    origin = reference.argmax(-1)
-    # A token that training never touched has no meaning, hence no neighbours in meaning.
-    keep = (sure & geometry.alive[origin]).nonzero().squeeze(-1)
-    keep = keep[torch.randperm(len(keep), generator=generator)[:positions]].sort().values
-    reference, origin = reference[keep], origin[keep]
-    near_token = torch.stack([geometry.nearest_tokens(int(token), 1)[0][0] for token in origin])
-    top = reference.topk(K2).indices
-    eligible = (top != origin.unsqueeze(-1)) & (top != near_token.unsqueeze(-1))
-    pick = torch.multinomial(eligible.float(), 1, generator=generator)
-    far_token = top.gather(-1, pick).squeeze(-1)
-    probability = reference.double().exp()
-    row = torch.arange(len(origin))
-    shared = (probability[row, near_token] + probability[row, far_token]) / 2
-    probability[row, near_token] = shared
-    probability[row, far_token] = shared
-
-    def moved(target: Tensor) -> Tensor:
-        policy = probability.clone()
-        half = policy[row, origin] / 2
-        policy[row, origin] -= half
-        policy[row, target] += half
-        return policy.log().float()
-
-    return Trial(probability.log().float(), moved(near_token), moved(far_token), origin, near_token, far_token)
-
-
-def gaps(regularizer: Regularizer, trial: Trial) -> tuple[Tensor, Tensor]:
-    """Penalty of the target minus penalty of the origin, for the near and for the far target: two ``(P,)``."""
-
-    def gap(policy: Tensor, target: Tensor) -> Tensor:
-        at_target = regularizer(policy, trial.reference, target).penalty
-        return at_target - regularizer(policy, trial.reference, trial.origin).penalty
-
-    return gap(trial.near, trial.near_token), gap(trial.far, trial.far_token)
-
-
-def contrast(near: Tensor, far: Tensor, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
-    """The ratio of means, and its 95% bootstrap interval over positions."""
-    rows = torch.randint(len(near), (resamples, len(near)), generator=torch.Generator().manual_seed(seed))
-    ratios = near[rows].mean(-1) / far[rows].mean(-1)
-    low, high = torch.quantile(ratios, torch.tensor([0.025, 0.975])).tolist()
-    return float(near.mean() / far.mean()), low, high
+    reference = continuations(model, chat_prompts(tokenizer, QUESTIONS))
+    return semantic_contrast.make_trial(reference, geometry, positions, seed)
 
 
 def compare(trial: Trial, geometry: TokenGeometry) -> Table:
