@@ -12,6 +12,7 @@ over seeds: ± is half of the 95% t interval.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -150,7 +151,7 @@ def _matched_row(
 
 
 def _interpolated(points: list[tuple[float, float]], at: float) -> float:
-    for (left, low), (right, high) in zip(points, points[1:], strict=False):
+    for (left, low), (right, high) in itertools.pairwise(points):
         if left <= at <= right:
             return low if right == left else low + (high - low) * (at - left) / (right - left)
     raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "wpr"
 LAYERS = [
+    "pico",
     "transport",
     "regularizers",
     "language_models",

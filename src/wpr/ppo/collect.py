@@ -196,7 +196,7 @@ class Collector:
                             temperature,
                             rows.start,
                             yardsticks,
-                        )  # fmt: skip
+                        )
                     )
             except (LogitsError, ValueError) as error:
                 errors.append((seen, error))
