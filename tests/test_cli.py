@@ -13,7 +13,19 @@ import pytest
 
 from tests.pipeline.command import SMALL, Here, content, environment, manifest, results, run, start, statuses
 
-COMMANDS = ["run", "sft", "reward", "ppo", "sweep", "recipes", "doctor", "geometry build", "geometry show"]
+COMMANDS = [
+    "run",
+    "quickstart",
+    "sft",
+    "reward",
+    "ppo",
+    "sweep",
+    "recipes",
+    "report",
+    "doctor",
+    "geometry build",
+    "geometry show",
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,7 @@ def test_completion_of_recipe_names() -> None:
         pytest.skip(f"there is no {wpr}; install the package to test its script")
     for words, index, expected in (
         ("wpr run t", 2, ["tiny", "tldr-gemma-2b", "tldr-gemma-7b"]),
-        ("wpr re", 1, ["recipes", "reward"]),
+        ("wpr re", 1, ["recipes", "report", "reward"]),
     ):
         asked = environment(_WPR_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(index))
         found = subprocess.run([wpr], env=asked, capture_output=True, text=True)

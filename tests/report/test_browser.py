@@ -61,7 +61,6 @@ def visit(browser: Any) -> Iterator[Any]:
         context = browser.new_context(viewport={"width": width, "height": WIDTHS[width]}, color_scheme=scheme, **more)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
         address = path.as_uri()
         page.on("console", lambda message: faults.append(f"console {message.type}: {message.text}"))
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
