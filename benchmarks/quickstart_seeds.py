@@ -5,8 +5,9 @@
 
 A seed is a world of its own: openings, continuations, labels, SFT and reward model are made anew. On each of them every
 policy is trained once a beta. A policy's betas give it a curve of gold (or divergence, diversity) over score; curves of
-one seed are compared at the same score, linearly interpolated between neighbouring betas, and the differences averaged
-over seeds: ± is half of the 95% t interval.
+one seed are compared at the same score, linearly interpolated between neighbouring scores, and the differences averaged
+over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself (with many cells some do
+so by chance).
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list
         seed, policy = job
         folder = out / f"seed-{seed}-{policy}"
         if not folder.exists():
-            shutil.copytree(out / f"seed-{seed}", folder)
+            partial = folder.with_name(f"partial-{folder.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(out / f"seed-{seed}", partial)
+            partial.rename(folder)
         common = (f"seed={seed}", f"output={folder}", *settings)
         return command(folder.name, "sweep", RECIPE, "beta", "--policy", policy, *common)
 
@@ -109,7 +113,7 @@ def table(out: Path) -> None:
     console = Console(width=200)
     means = Table("policy", "beta", "seeds", *COLUMNS.values(), title="means over seeds ± standard error")
     for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
-        cells = [_mean_and_error([row[name] for row in by_seed.values()]) for name in COLUMNS]
+        cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in COLUMNS]
         means.add_row(policy, f"{beta:g}", str(len(by_seed)), *cells)
     console.print(means)
     policies = sorted({policy for policy, _ in found})
@@ -131,10 +135,9 @@ def _matched_row(
     scores = []
     for seed in sorted({seed for by_seed in found.values() for seed in by_seed}):
         curves = [
-            sorted((by_seed[seed]["after.score"], by_seed[seed]) for (policy, _), by_seed in found.items()
-                   if policy == name and seed in by_seed)
+            _curve([by_seed[seed] for (policy, _), by_seed in found.items() if policy == name and seed in by_seed])
             for name in (ours, theirs)
-        ]  # fmt: skip
+        ]
         if min(map(len, curves)) < 2:
             continue
         low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
@@ -144,10 +147,22 @@ def _matched_row(
         scores.append(score)
         for name in MATCHED:
             first, second = (_interpolated([(at, row[name]) for at, row in curve], score) for curve in curves)
-            differences[name].append(first - second)
+            if not math.isnan(first - second):
+                differences[name].append(first - second)
     cells = [_mean_and_interval(differences[name]) for name in MATCHED]
     shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
     return [f"{ours} - {theirs}", shown, str(len(scores)), *cells]
+
+
+def _curve(rows: list[dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
+    """Results in the order of their scores, those of one score averaged; what a run did not measure is nan."""
+    by_score: dict[float, list[dict[str, float]]] = {}
+    for row in rows:
+        by_score.setdefault(row["after.score"], []).append(row)
+    return [
+        (score, {name: statistics.fmean(row.get(name, math.nan) for row in same) for name in MATCHED})
+        for score, same in sorted(by_score.items())
+    ]
 
 
 def _interpolated(points: list[tuple[float, float]], at: float) -> float:
@@ -168,6 +183,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _mean_and_error(values: list[float]) -> str:
+    if not values:
+        return "-"
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return f"{statistics.mean(values):.3g} ± {error:.1g}"
 
@@ -175,7 +192,7 @@ def _mean_and_error(values: list[float]) -> str:
 def _mean_and_interval(values: list[float]) -> str:
     if len(values) < 2:
         return "-"
-    half = T95.get(len(values) - 1, 1.96) * statistics.stdev(values) / math.sqrt(len(values))
+    half = T95[min(len(values) - 1, max(T95))] * statistics.stdev(values) / math.sqrt(len(values))
     mark = "*" if abs(statistics.mean(values)) > half else ""
     return f"{statistics.mean(values):+.3g} ± {half:.2g}{mark}"
 

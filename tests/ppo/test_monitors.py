@@ -63,7 +63,9 @@ def test_a_monitor_that_fails_is_named(tmp_path: Path) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize("name", ["score", "kl", "two words", "divergence_x", "seconds_x"])
+@pytest.mark.parametrize(
+    "name", ["score", "kl_sequence", "two words", "divergence_x", "response_ids", "policy_grad_norm"]
+)
 def test_names_that_the_log_has_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"a monitor cannot be called '{name}'"):
         watched(tmp_path, {name: length})

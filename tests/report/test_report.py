@@ -467,3 +467,16 @@ def test_a_page_that_cannot_be_written(here: Here, whole: Path, tmp_path: Path) 
 def test_reading_needs_no_transformers() -> None:
     code = "import sys; import wpr.report; print([m for m in ('transformers', 'wpr.evaluation') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_policies_of_different_sft_models_are_not_compared(owned: Path, tmp_path: Path) -> None:
+    """A stage that was started anew leaves policies behind that were made from the old one."""
+    manifest = json.loads((owned / "manifest.json").read_text())
+    for name, digest in (("rkl", "old"), ("semantic", "new"), ("hellinger", "new")):
+        manifest["stages"][f"ppo/{name}"]["inputs"] = {"needs": {"sft": digest}}
+    write_json(owned / "manifest.json", manifest)
+    write_report([owned], tmp_path / "page.html", tmp_path / "tables")
+    with open(tmp_path / "tables" / "win_rates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    compared = {frozenset((row["policy"], row["against"])) for row in rows if row["against"] != "SFT"}
+    assert compared == {frozenset(("semantic", "hellinger"))}

@@ -19,6 +19,9 @@ from wpr.report.curves import policy_curves
 from wpr.report.problems import Problems
 from wpr.report.runs import read_runs
 
+FEW = 4
+"""Policies that get a column each."""
+
 MOST_PAIRS = 15
 """With more comparisons than these, only those against SFT are printed."""
 
@@ -46,15 +49,25 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
         policies = [str(row["policy"]) for row in rows]
         metrics = {name: read_metrics(folder / "ppo" / name / "metrics.jsonl") for name in policies}
         write_atomically(folder / "curves.svg", policy_curves(metrics))
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        table = Table(title="policies on held-out prompts")
-        for name in names:
-            table.add_column(name, no_wrap=name == "policy", overflow="fold")
-        for row in rows:
-            table.add_row(*(_shown(row.get(name, "")) for name in names))
-        console.print(table)
+        console.print(_policy_table(rows))
         _show_win_rates(folder, console)
     console.print(f"everything is in {folder}", soft_wrap=True)
+
+
+def _policy_table(rows: list[dict[str, Any]]) -> Table:
+    """One row a policy; where there are few, one column a policy, which a narrow terminal can show too."""
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "policy"]
+    if len(rows) <= FEW:
+        table = Table("", *(str(row["policy"]) for row in rows), title="policies on held-out prompts")
+        for name in names:
+            table.add_row(name, *(_shown(row.get(name, "")) for row in rows))
+        return table
+    table = Table(title="policies on held-out prompts")
+    for name in ("policy", *names):
+        table.add_column(name, no_wrap=name == "policy", overflow="fold")
+    for row in rows:
+        table.add_row(*(_shown(row.get(name, "")) for name in ("policy", *names)))
+    return table
 
 
 def _show_win_rates(folder: Path, console: Console) -> None:

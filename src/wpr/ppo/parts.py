@@ -23,10 +23,14 @@ from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 logger = logging.getLogger(__name__)
 
 LOGGED = {
-    "score", "reward", "penalty", "divergence", "divergences", "kl", "entropy", "response_length", "length",
-    "eos_share", "value", "beta", "loss", "grad_norm", "learning_rate", "epoch", "step", "number", "prompt", "response",
-    "finished", "columns",
+    "score", "reward", "penalty", "divergence", "divergences", "kl", "kl_sequence", "entropy", "response_length",
+    "length", "eos_share", "empty_responses", "value", "beta", "explained_variance", "loss", "policy_loss",
+    "value_loss", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "early_stop", "skipped_rollouts",
+    "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt", "response", "finished",
+    "columns",
 }  # fmt: skip
+OWN_STARTS = ("seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory")
+OWN_ENDS = ("_ids", "grad_norm")
 """Names that the log and the files of responses have for themselves."""
 
 
@@ -129,11 +133,7 @@ def make_monitors(sources: Mapping[str, Any], policy: Any, device: torch.device)
     """Scores to be logged beside the reward, by the name that they have in the log."""
     monitors = {}
     for name, source in sources.items():
-        if (
-            not name.isidentifier()
-            or name in LOGGED
-            or name.startswith(("seconds_", "solver_", "divergence_", "eval_"))
-        ):
+        if not name.isidentifier() or name in LOGGED or name.startswith(OWN_STARTS) or name.endswith(OWN_ENDS):
             raise ValueError(f"a monitor cannot be called {name!r}: the log has its own number of that name; rename it")
         monitor = as_reward(source)
         check_reward_vocabulary(monitor, policy)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wpr.recipes.quickstart_gold import SENTENCES, gold_scores, load_pico, sentences
+from wpr.recipes.quickstart_gold import SENTENCES, gold_scores, load_pico, require_vader, sentences
 from wpr.transport.progress import progress_bar
 
 OPENING_SENTENCES, RESPONSE_SENTENCES = 2, SENTENCES
@@ -39,6 +39,7 @@ def prepare(
     """
     from wpr import pico
 
+    require_vader()  # now, not after a minute of sampling
     shutil.copytree(pico.path(), folder / "model", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
     prompts = _distinct(_sample([""] * openings, OPENING_TOKENS, seed, 0, "story openings"), OPENING_SENTENCES)
     sides = [_sample(prompts, RESPONSE_TOKENS, seed, number, f"continuations {number} of 2") for number in (1, 2)]

@@ -39,7 +39,7 @@ def sentiment(text: str) -> float:
     parts = sentences(text)
     if not parts:
         return 0.0
-    score = _vader().polarity_scores
+    score = require_vader().polarity_scores
     return float(0.5 * score(text)["compound"] + 0.5 * score(parts[-1])["compound"])
 
 
@@ -120,7 +120,8 @@ def load_pico() -> tuple[Any, Any]:
 
 
 @cache
-def _vader() -> Any:
+def require_vader() -> Any:
+    """VADER, or an error that says how to get it."""
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:

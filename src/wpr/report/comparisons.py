@@ -54,9 +54,22 @@ def against_sft(policies: Sequence[Policy], measure: str) -> list[Comparison]:
 
 def against_each_other(policies: Sequence[Policy], measure: str) -> list[Comparison]:
     """Every pair of policies that answered the same prompts, each once."""
-    pairs = itertools.combinations(policies, 2)
+    pairs = ((one, other) for one, other in itertools.combinations(policies, 2) if _same_start(one, other))
     found = (_compare(ours, theirs, theirs.responses, measure) for ours, theirs in pairs)
     return [comparison for comparison in found if comparison is not None]
+
+
+def _same_start(one: Policy, other: Policy) -> bool:
+    """Whether two policies of a run were made from the same SFT and reward models, as far as the run recorded it: a
+    stage that was started anew leaves policies of the old one behind.
+    """
+    if one.run is not other.run:
+        return True
+    first, second = (
+        mapping(mapping(mapping(policy.run.stages.get(f"ppo/{policy.own_name}")).get("inputs")).get("needs"))
+        for policy in (one, other)
+    )
+    return not first or not second or first == second
 
 
 def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], measure: str) -> Comparison | None:

@@ -11,9 +11,10 @@ from wpr.report.tables import Cell, Table
 
 PARTS = {
     "generation": "drawing responses",
-    "scoring": "scoring them",
-    "penalty": "both models' distributions and the penalty",
-    "reward": "rewards and advantages",
+    "scoring": "forward passes of policy, reference and critic",
+    "penalty": "penalty and KL",
+    "reward": "the reward",
+    "monitors": "scores that are only watched",
     "backpropagation": "learning",
 }
 """Parts of a step that the trainer times, and what they are."""

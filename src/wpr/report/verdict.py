@@ -71,7 +71,8 @@ def _best_two(findings: Findings, best: Comparison, second: Comparison, measure:
         p_value = shown(comparison.result.p_value)
         said = f"that interval leaves out 50%, but the sign test does not confirm it (p = {p_value}): weak evidence."
     else:
-        said = "that is better." if comparison.verdict > 0 else "that is worse, though it does better against SFT."
+        said = "that is better" if comparison.verdict > 0 else "that is worse, though it does better against SFT"
+        said += ". (Intervals are over prompts; another seed of training may differ by more.)"
     told: list[Content] = ["Compared directly on the same prompts, ", ours, f" wins {interval(comparison)}: {said}"]
     distances = [findings.after[one.ours.name].get("kl") for one in (best, second)]
     if None not in distances:
