@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from wpr.ppo.config import PPOConfig
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -117,3 +123,20 @@ def join(prompts: Prompts, responses: Responses) -> tuple[Tensor, Tensor]:
 def last_token(prompt_length: int, mask: Tensor) -> Tensor:
     """Index in the joined sequence of each row's last real token ``(B,)``: the prompt's last for an empty response."""
     return prompt_length - 1 + mask.sum(-1)
+
+
+def minibatch_rows(number: int, config: PPOConfig, processes: int, process: int, seed: Sequence[int]) -> IntArray:
+    """Responses of this process that micro-batch ``number`` of a rollout learns from.
+
+    Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew in
+    each pass: so a step learns from the same responses however many processes share them.
+    """
+    parts, accumulation = config.num_minibatches, config.gradient_accumulation_steps
+    passes, within = divmod(number, parts * accumulation)
+    minibatch, micro_batch = divmod(within, accumulation)
+    here = config.responses_per_device // parts  # groups of this process
+    groups = np.tile(np.arange(parts), (here * processes, 1))
+    drawn = np.random.default_rng([*seed, passes]).permuted(groups, axis=1)
+    own: IntArray = drawn[process * here :][:here, minibatch] + parts * np.arange(here)
+    start = micro_batch * config.per_device_train_batch_size
+    return own[start : start + config.per_device_train_batch_size]

@@ -56,8 +56,9 @@ from wpr.ppo.parts import (
     use_one_gpu,
 )
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
-from wpr.ppo.rollout import Rollout
+from wpr.ppo.rollout import Rollout, minibatch_rows
 from wpr.ppo.rollout_log import completion_rows, note_rollout
+from wpr.ppo.trainer_state import restore, state_of
 from wpr.regularizers import Regularizer
 from wpr.rewards import RunningMoments, as_reward
 
@@ -243,7 +244,7 @@ class PPOTrainer(ActorCriticTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch: at a rollout's first, collect it; then learn from the micro-batch's share of it."""
         if self._resume_from is not None:
-            self._restore(self._resume_from)
+            restore(self, self._resume_from)
             self._resume_from = None
         if self.micro_batch == 0:
             self._begin_rollout(inputs)
@@ -347,21 +348,11 @@ class PPOTrainer(ActorCriticTrainer):
         return scores
 
     def _rows(self, number: int) -> Tensor:
-        """Responses of a micro-batch of the rollout.
-
-        Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew in
-        each pass: so a step learns from the same responses however many processes share them.
-        """
+        """Responses of a micro-batch of the rollout."""
         args = self.args
-        parts, accumulation = args.num_minibatches, args.gradient_accumulation_steps
-        passes, within = divmod(number, parts * accumulation)
-        minibatch, micro_batch = divmod(within, accumulation)
-        here = args.responses_per_device // parts  # groups of this process
-        groups = np.tile(np.arange(parts), (here * self.accelerator.num_processes, 1))
-        drawn = np.random.default_rng([args.seed, self.rollouts, passes]).permuted(groups, axis=1)
-        own = drawn[self.accelerator.process_index * here :][:here, minibatch] + parts * np.arange(here)
-        start = micro_batch * args.per_device_train_batch_size
-        return torch.from_numpy(own[start : start + args.per_device_train_batch_size]).to(args.device)
+        processes, process = self.accelerator.num_processes, self.accelerator.process_index
+        own = minibatch_rows(number, args, processes, process, [args.seed, self.rollouts])
+        return torch.from_numpy(own).to(args.device)
 
     def _begin_update(self, number: int) -> None:
         """Count the tokens of the whole update, over its micro-batches and processes."""
@@ -549,55 +540,8 @@ class PPOTrainer(ActorCriticTrainer):
         checkpoint.
         """
         super()._save_rng_state(output_dir)
-        args = self.args
-        within = self.micro_batch != 0
-        state = {
-            "sizes": self._sizes(),
-            "steps_per_rollout": args.steps_per_rollout,
-            "rollout": self.rollout.state_dict() if within and self.rollout is not None else None,
-            "idle": self.idle,
-            "micro_batch": self.micro_batch,
-            "rollouts": self.rollouts,
-            "beta_kind": type(self.beta).__name__,
-            "beta": self.beta.state_dict(),
-            "moments": self.moments.state_dict(),
-            "metrics": self.metrics.state_dict(),
-            "skipped": self.skipped,
-            "loss": self._tr_loss.cpu(),
-            "total_loss": self._total_loss_scalar,
-            "last_logged": self._globalstep_last_logged,
-        }
-        checkpoints.save_state(state, Path(output_dir), args.process_index)
+        checkpoints.save_state(state_of(self), Path(output_dir), self.args.process_index)
         self.accelerator.wait_for_everyone()
-
-    def _sizes(self) -> dict[str, float]:
-        """What must not change in the middle of a rollout."""
-        names = (
-            "world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "num_minibatches", "ppo_epochs",
-            "responses_per_prompt", "seed", "logprob_temperature",
-        )  # fmt: skip
-        return {name: getattr(self.args, name) for name in names}
-
-    def _restore(self, folder: Path) -> None:
-        args = self.args
-        state = checkpoints.load_state(folder, args.process_index, self._sizes())
-        if state["beta_kind"] == type(self.beta).__name__:
-            self.beta.load_state_dict(state["beta"])
-        else:
-            logger.warning(
-                "beta was set by %s, now by %s: it starts anew", state["beta_kind"], type(self.beta).__name__
-            )
-        self.moments.load_state_dict(state["moments"])
-        self.skipped, self.rollouts = state["skipped"], state["rollouts"]
-        if state["sizes"]["world_size"] != args.world_size:
-            return  # what follows is of one process each
-        self.micro_batch, self.idle = state["micro_batch"], state["idle"]
-        if state["rollout"] is not None:
-            self.rollout = Rollout.from_state_dict(state["rollout"], args.device)
-        self.metrics.load_state_dict(state["metrics"])
-        self._tr_loss += state["loss"].to(args.device)
-        self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
-        self._globalstep_last_logged = state["last_logged"]
 
 
 class _LossFaultError(RuntimeError):
