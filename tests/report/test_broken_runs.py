@@ -82,10 +82,17 @@ def test_an_unfinished_run(owned: Path, status: str, error: str | None, told: st
     assert len(problems) == 2, "the files that it has not written yet need no word of their own"
     assert told in problems[0]
     assert "`wpr run stories output=stories` goes on from the last checkpoint" in problems[0]
-    assert "no stage yet for hellinger" in problems[1]
+    assert "no stage yet for hellinger; `wpr run RECIPE --policy hellinger` trains them" in problems[1]
     assert told.split(" (")[0] in page.text
     assert len([row for row in table(owned / "csv/training.csv") if row["policy"] == "semantic"]) == 20
     assert "rkl seems to lose to the SFT model" in page.text
+
+
+def test_a_file_of_nothing_but_damaged_lines(owned: Path) -> None:
+    (owned / "ppo/semantic/metrics.jsonl").write_text("{\n{\n")
+    _, problems = report(owned)
+    assert "2 of 2 lines could not be used" in problems[0]
+    assert problems[0].endswith("; its curves are left out")
 
 
 def test_damaged_lines(owned: Path) -> None:

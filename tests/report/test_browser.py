@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.report.reading import SECTIONS
 from tests.report.run_folder import write_run
-from tests.report.test_report import SECTIONS, spoil
+from tests.report.test_broken_runs import spoil
 from wpr.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wpr.recipes.quickstart_gold import SENTENCES, gold_scores, load_pico, require_vader, sentences
+from wpr.recipes.quickstart_gold import ENDING, SENTENCES, gold_scores, load_pico, require_vader, sentences
 from wpr.transport.progress import progress_bar
 
 OPENING_SENTENCES, RESPONSE_SENTENCES = 2, SENTENCES
@@ -116,6 +116,6 @@ def _distinct(stories: Sequence[str], count: int) -> list[str]:
 def _cut(text: str, count: int) -> str:
     """The first ``count`` sentences; nothing if there are fewer whole ones."""
     parts = sentences(text)
-    if len(parts) < count or not re.search(r"[.!?][\"']?$", parts[count - 1]):
+    if len(parts) < count or not re.search(ENDING, parts[count - 1]):
         return ""
     return " ".join(parts[:count])

@@ -19,6 +19,9 @@ from functools import cache
 from typing import Any
 
 SENTENCES = 2
+ENDING = r"[.!?][\"']?$"
+"""How a whole sentence ends."""
+
 TYPICAL = -1.7
 BATCH = 128
 
@@ -53,7 +56,7 @@ def fluency(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 def missing(text: str) -> int:
     """How many whole sentences are lacking."""
-    whole = sum(bool(re.search(r"\w.*[.!?][\"']?$", part)) for part in sentences(text))
+    whole = sum(bool(re.search(rf"\w.*{ENDING}", part)) for part in sentences(text))
     return max(0, SENTENCES - whole)
 
 

@@ -85,7 +85,8 @@ def read_lines(path: Path, problems: Problems, check: Callable[[Row], str | None
             bad += 1
             first = first or f"line {number}: {wrong}"
     if bad:
-        problems.add(path, f"{bad} of {len(lines)} lines could not be used ({first})", "the other lines are shown")
+        rest = "the other lines are shown" if rows else remedy
+        problems.add(path, f"{bad} of {len(lines)} lines could not be used ({first})", rest)
     elif text is not None and not lines:
         problems.add(path, "is empty", remedy)
     return rows

@@ -229,7 +229,8 @@ def _note_stages(run: Run, problems: Problems) -> None:
     named = [as_text(name) for name in planned] if isinstance(planned, list) else []
     missing = [name for name in named if name not in begun]
     if run.stages and missing:
-        problems.add(manifest_path, f"no stage yet for {', '.join(missing)}", again)
+        options = " ".join(f"--policy {name}" for name in missing)
+        problems.add(manifest_path, f"no stage yet for {', '.join(missing)}", f"`wpr run RECIPE {options}` trains them")
 
 
 def _name(runs: list[Run]) -> None:

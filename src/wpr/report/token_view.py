@@ -37,8 +37,9 @@ def token_section(findings: Findings) -> Section:
     """Studies of all policies, as many as fit."""
     studies, left_out = _studies(findings)
     lead = (
-        "Each token of a response, coloured by its penalty: orange was discouraged (the policy prefers it more than "
-        "the SFT model does), blue encouraged. Click a token, or press Enter on it, for the two next-token "
+        "Each token of a response, coloured by its penalty: orange would be discouraged, blue encouraged. Under KL "
+        "orange means that the policy prefers the token more than the SFT model does; the Wasserstein penalty looks at "
+        "its neighbours too. Click a token, or press Enter on it, for the two next-token "
         "distributions, the transport plan between them and the nearest tokens; arrow keys move."
     )
     if not studies:
