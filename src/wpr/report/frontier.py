@@ -44,9 +44,9 @@ def frontier_section(findings: Findings) -> Section:
     table = Table("frontier", "Where policies ended, on held-out prompts", ["policy", *measures], rows)
     tables = [table] if rows else []
     lead = (
-        "The thin trail is a policy's way through training (a moving average; over KL only, since other divergences are "
-        "measured at the end), the large mark its end on held-out prompts; the grey mark is the SFT model. Higher and "
-        "further left is better: more reward for less change."
+        "The thin trail is a policy's way through training (a moving average; over KL only, since other divergences "
+        "are measured at the end), the large mark its end on held-out prompts; the grey mark is the SFT model. Higher "
+        "and further left is better: more reward for less change."
     ) + (" The shape of a mark tells its run." if len(findings.runs) > 1 else "")
     return Section("frontier", "Reward against divergence", lead, join(body, *(one.folded() for one in tables)), tables,
                    charts.data)  # fmt: skip
