@@ -32,7 +32,7 @@ from rich.table import Table
 
 RECIPE = "quickstart"
 COLUMNS = {
-    "after.score": "score",
+    "gain": "score gain",
     "after.gold": "gold",
     "gold_win_rate_before": "gold win rate",
     "after.kl": "KL",
@@ -43,9 +43,9 @@ COLUMNS = {
     "after.embedding_spread": "spread",
     "after.response_length": "length",
 }
-"""Results on held-out prompts, and their titles."""
+"""Results on held-out prompts, and their titles. The gain is over SFT: every seed's reward model has a zero of its own."""
 
-MATCHED = [name for name in COLUMNS if name not in ("after.score", "after.response_length")]
+MATCHED = [name for name in COLUMNS if name not in ("gain", "after.response_length")]
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Two-sided 95% points of Student's t, by degrees of freedom."""
 
@@ -100,7 +100,9 @@ def results(out: Path) -> Iterator[tuple[int, str, float, dict[str, float]]]:
         for stage, record in manifest["stages"].items():
             if stage.startswith("ppo/") and record["status"] == "done":
                 policy, _, beta = stage.removeprefix("ppo/").partition("+beta=")
-                yield int(folder.name.split("-")[1]), policy, float(beta), _flat(record["results"])
+                values = _flat(record["results"])
+                values["gain"] = values["after.score"] - values["before.score"]
+                yield int(folder.name.split("-")[1]), policy, float(beta), values
 
 
 def table(out: Path) -> None:

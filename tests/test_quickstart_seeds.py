@@ -50,10 +50,12 @@ def test_scores_that_do_not_meet_are_not_compared() -> None:
 def test_results_are_read_from_finished_policies(tmp_path: Path) -> None:
     stages = {
         "sft": {"status": "done", "results": {}},
-        "ppo/rkl+beta=0.1": {"status": "done", "results": {"after": {"score": 1}, "train": {"loss": 2.0}}},
+        "ppo/rkl+beta=0.1": {"status": "done", "results": {"before": {"score": -0.5}, "after": {"score": 1}}},
         "ppo/rkl+beta=0.2": {"status": "running", "results": {}},
     }
     folder = tmp_path / "seed-3-rkl"
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"stages": stages}))
-    assert list(seeds.results(tmp_path)) == [(3, "rkl", 0.1, {"after.score": 1.0, "train.loss": 2.0})]
+    assert list(seeds.results(tmp_path)) == [
+        (3, "rkl", 0.1, {"before.score": -0.5, "after.score": 1.0, "gain": 1.5})
+    ]
