@@ -43,7 +43,7 @@ COLUMNS = {
     "after.embedding_spread": "spread",
     "after.response_length": "length",
 }
-"""Results on held-out prompts, and their titles. The gain is over SFT: every seed's reward model has a zero of its own."""
+"""Results on held-out prompts, and their titles. The gain is over SFT: each reward model has a zero of its own."""
 
 MATCHED = [name for name in COLUMNS if name not in ("gain", "after.response_length")]
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

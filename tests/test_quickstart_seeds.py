@@ -56,6 +56,4 @@ def test_results_are_read_from_finished_policies(tmp_path: Path) -> None:
     folder = tmp_path / "seed-3-rkl"
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"stages": stages}))
-    assert list(seeds.results(tmp_path)) == [
-        (3, "rkl", 0.1, {"before.score": -0.5, "after.score": 1.0, "gain": 1.5})
-    ]
+    assert list(seeds.results(tmp_path)) == [(3, "rkl", 0.1, {"before.score": -0.5, "after.score": 1.0, "gain": 1.5})]
