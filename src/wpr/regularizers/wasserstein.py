@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
@@ -35,6 +36,9 @@ from wpr.transport.sinkhorn import (
     solve_unbalanced,
 )
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
+
+KERNEL_COST_BYTES = 320 << 20
+"""Costs that exist at a time on a GPU: about a thousand positions of 258 entries."""
 
 Marginals = Literal["balanced", "unbalanced"]
 Preset = Literal["paper", "semantic"]
@@ -171,8 +175,10 @@ class Wasserstein:
     def __init__(
         self, geometry: TokenGeometry, preset: Preset = "semantic", *, method: str = "auto", **settings: Any
     ) -> None:
-        """Settings not given come from the preset; `WassersteinSettings` lists them. ``method`` is the solver's domain,
-        see `transport.gibbs`.
+        """Settings not given come from the preset; `WassersteinSettings` lists them.
+
+        method: the domain of the torch solvers, see `transport.gibbs`. On a GPU ``"auto"`` means the Triton kernels,
+            see `transport.kernels`.
         """
         if preset not in PRESETS:
             raise ValueError(f"preset={preset!r} is unknown; use one of {', '.join(map(repr, PRESETS))}")
@@ -187,7 +193,8 @@ class Wasserstein:
         self.geometry = geometry
         self.preset: Preset = preset
         self.settings = replace(PRESETS[preset], **settings)
-        self.method = resolve_method(method)
+        resolve_method(method)
+        self.method = method
         if self.settings.k2 > geometry.vocabulary:
             raise ValueError(
                 f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to "
@@ -246,9 +253,12 @@ class Wasserstein:
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
         rows, n = support.ids.shape
-        step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
-        # The gathered embeddings of a chunk count too, where they are wide.
-        step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
+        if self._by_kernels(support.log_policy):
+            step = max(1, KERNEL_COST_BYTES // (n * (n + 16) * 4))
+        else:
+            step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
+            # The gathered embeddings of a chunk count too, where they are wide.
+            step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
         with full_precision(support.ids.device):
             parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
@@ -267,21 +277,44 @@ class Wasserstein:
                 f"logits are on {policy_logits.device} but the geometry is on {self.geometry.embeddings.device}; use "
                 f"geometry.to({str(policy_logits.device)!r})"
             )
+        if self._by_kernels(policy_logits, reference_logits):
+            from wpr.transport.kernels.support import truncate as truncate_by_kernels
+
+            return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
         return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
+
+    def _by_kernels(self, *tensors: Tensor) -> bool:
+        """Whether the Triton kernels do the work on these tensors."""
+        if self.method != "auto" or any(tensor.dtype == torch.float64 for tensor in tensors):
+            return False
+        if not kernels.chosen(tensors[0].device):
+            return False
+        from wpr.transport.kernels.cost import supports
+
+        obstacle = supports(self.geometry)
+        if obstacle:
+            kernels.say_once(f"Wasserstein: torch functions, because {obstacle}")
+        return obstacle is None
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
         log_a, log_b = support.log_policy, support.log_reference
-        cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-        kernel = GibbsKernel(cost, s.lam, self.method)
-        masses = prepare_masses(log_a, log_b)
-        own, cross = self._solve(*masses[:2], kernel)
-        value = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, mean, divergence = value(*masses, own, cross)
+        log_a, log_b, padding = prepare_masses(log_a, log_b)
+        if self._by_kernels(log_a):
+            from wpr.transport.kernels.cost import cost_and_neighbours
+
+            cost, connected = cost_and_neighbours(self.geometry, support.ids, scaled=s.scaled)
+            cross, own = self._solve_by_kernels(log_a, log_b, cost)
+        else:
+            cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
+            connected = cost.isfinite().sum(-1) > 1
+            cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+        derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
+        penalty, mean, divergence = derive(log_a, log_b, padding, cross, own)
         if s.gauge == "value":
             penalty = penalty + (divergence - mean).unsqueeze(-1)
         tokens = support.ids != NO_TOKEN
-        lonely = tokens & (cost.isfinite().sum(-1) == 1)
+        lonely = tokens & ~connected
         diagnostics = {
             "iterations": cross.iterations,
             "marginal_error": cross.marginal_error,
@@ -303,7 +336,7 @@ class Wasserstein:
         with full_precision(support.ids.device):
             log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
             cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-            own, cross = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+            cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
             rest_a, rest_b = log_a, log_b
             if s.marginals == "unbalanced":
                 log_u, log_v = log_a + s.lam * cross.f, log_b + s.lam * cross.g
@@ -316,31 +349,49 @@ class Wasserstein:
             plan = (log_u.unsqueeze(-1) + log_v.unsqueeze(-2) - s.lam * cost).exp()
         return TransportPlan(plan, cost, rest_a.exp(), rest_b.exp())
 
-    def _solve(
-        self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel
-    ) -> tuple[tuple[Tensor, Tensor] | None, Solution]:
-        """Potentials of the policy's and the reference's transport to themselves, where they are subtracted, and of the
-        one to the other.
+    def _solve(self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
+        """The transport between the two, and if asked for the potentials of each one's transport to itself. Those
+        converge three times faster an iteration, so they are solved more exactly.
         """
         s = self.settings
-        own = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
+        own = None
+        if s.debias:
+            rho = s.rho if s.marginals == "unbalanced" else math.inf
+            both = [solve_self(x, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f for x in (log_a, log_b)]
+            own = (both[0], both[1])
         if s.marginals == "balanced":
-            return own, solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
+            return solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor), own
         # The self-potentials are also a good start: where policy and reference agree, they are the solution.
-        return own, solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own)
+        return solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own), own
 
-    def _self(self, log_mass: Tensor, kernel: GibbsKernel) -> Tensor:
-        """Potential of a distribution's transport to itself. It converges three times faster an iteration, so it is
-        solved more exactly.
-        """
+    def _solve_by_kernels(
+        self, log_a: Tensor, log_b: Tensor, cost: Tensor
+    ) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
+        """`_solve` with the Triton kernels."""
+        from wpr.transport.kernels import potentials
+
         s = self.settings
-        rho = s.rho if s.marginals == "unbalanced" else math.inf
-        return solve_self(log_mass, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f
+        if s.marginals == "unbalanced":
+            limits = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
+            if not s.debias:
+                return potentials.unbalanced(log_a, log_b, cost, **limits), None
+            out = potentials.debiased(log_a, log_b, cost, **limits)
+            return out.cross, (out.own_a, out.own_b)
+        cross = potentials.balanced(
+            log_a, log_b, cost, lam=s.lam, iterations=s.iterations, tolerance=s.tolerance, floor=s.floor
+        )
+        if not s.debias:
+            return cross, None
+        own_a, own_b = (
+            potentials.self_transport(x, cost, lam=s.lam, iterations=s.iterations, tolerance=s.tolerance / 100).f
+            for x in (log_a, log_b)
+        )
+        return cross, (own_a, own_b)
 
     def _unbalanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Penalties, their mean under the policy, and the divergence, from the potentials.
+        """Penalties, their mean under the policy, and the divergence.
 
         With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g, the transport costs
         (rho + 1/lam) (1 - A) + rho (1 - B); a self-transport, where A = B, costs (2 rho + 1/lam) (1 - A).
@@ -357,7 +408,7 @@ class Wasserstein:
         return penalty, price * (own_a - moved_a), divergence
 
     def _balanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same for exact marginals: the transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass
         1).
@@ -374,11 +425,6 @@ class Wasserstein:
         )
         own_mean_a, own_mean_b = _mean(log_a, own_a), _mean(log_b, own_b)
         return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam
-
-
-def _without_floor(x: Tensor, floor: float) -> Tensor:
-    """``log(exp(x) - floor)``: the solver adds the floor inside its logarithm, but its plan has none."""
-    return x if floor == 0 else x + torch.log1p(-(math.log(floor) - x).exp().clamp_max(1))
 
 
 def _growth(potential: Tensor, rho: float) -> Tensor:

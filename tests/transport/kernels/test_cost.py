@@ -25,12 +25,13 @@ def supports(positions: int, n: int, vocabulary: int, device: str, seed: int = 0
 
 
 def check(weight: Tensor, ids: Tensor, metric: str, neighbours: int | None, rtol: float = 2e-6, atol: float = 0) -> Tensor:
-    from wpr.transport.kernels.cost import cost
+    from wpr.transport.kernels.cost import cost_and_neighbours
 
     geometry = TokenGeometry.from_embeddings(weight, metric, neighbours, progress=False)
     exact = TokenGeometry.from_embeddings(weight.double(), metric, neighbours, scale=geometry.scale, progress=False)
-    ours = cost(geometry, ids)
+    ours, connected = cost_and_neighbours(geometry, ids)
     assert torch.equal(ours, ours.mT)
+    assert torch.equal(connected, ours.isfinite().sum(-1) > 1)
     torch.testing.assert_close(ours.double(), exact.cost(ids), rtol=rtol, atol=atol)
     return ours
 

@@ -33,15 +33,15 @@ def chosen(device: torch.device) -> bool:
     if wish == "1" and obstacle:
         raise RuntimeError(f"{VARIABLE}=1 asks for the Triton kernels, but {obstacle}; unset {VARIABLE}")
     if wish == "0":
-        _say(f"transport on {device.type}: torch functions, because {VARIABLE}=0")
+        say_once(f"transport on {device.type}: torch functions, because {VARIABLE}=0")
         return False
     if obstacle:
-        _say(f"transport on {device.type}: torch functions, because {obstacle}")
+        say_once(f"transport on {device.type}: torch functions, because {obstacle}")
         return False
     if device.type != "cuda" and wish != "1":
-        _say(f"transport on {device.type}: torch functions; the kernels are for CUDA devices")
+        say_once(f"transport on {device.type}: torch functions; the kernels are for CUDA devices")
         return False
-    _say(f"transport on {device.type}: Triton kernels ({VARIABLE}=0 turns them off)")
+    say_once(f"transport on {device.type}: Triton kernels ({VARIABLE}=0 turns them off)")
     return True
 
 
@@ -56,7 +56,8 @@ def _obstacle(device: torch.device) -> str | None:
     return None
 
 
-def _say(message: str) -> None:
+def say_once(message: str) -> None:
+    """Log a message, the first time only."""
     if message not in _said:
         _said.add(message)
         _log.info(message)

@@ -55,12 +55,18 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> Tensor
     The rows of the result are padded to a multiple of 16 entries, so that solvers can read them 16 bytes at a time. Ids
     are not checked: they come from `kernels.support`.
     """
+    return cost_and_neighbours(geometry, ids, scaled=scaled)[0]
+
+
+def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
+    """The same, and which entries have a neighbour: an entry other than themselves at finite cost ``(P, n)``."""
     obstacle = supports(geometry)
     if obstacle:
         raise ValueError(f"the cost kernel cannot run because {obstacle}; use TokenGeometry.cost")
     rows, n = ids.shape
     stride = 16 * triton.cdiv(n, 16)
     out = torch.empty(rows, n, stride, dtype=torch.float32, device=ids.device)
+    neighbours = torch.zeros(rows, n, dtype=torch.int8, device=ids.device)
     if rows:
         embeddings = geometry.embeddings
         size, weight = _sizes_and_weights(geometry)
@@ -74,6 +80,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> Tensor
             weight,
             geometry.radius.float(),
             out,
+            neighbours,
             n,
             embeddings.shape[1],
             embeddings.stride(0),
@@ -89,7 +96,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> Tensor
             num_warps=8 if tile == 128 else 4,
             num_stages=2 if embeddings.dtype == torch.float32 else 3,
         )
-    return out[:, :, :n]
+    return out[:, :, :n], neighbours != 0
 
 
 def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
@@ -114,6 +121,7 @@ def _cost_kernel(
     weight,
     radius,
     out,
+    neighbours,
     n,
     width,
     row_stride,
@@ -192,7 +200,12 @@ def _cost_kernel(
         else:
             distance = tl.sqrt(squared)
         reach = tl.maximum(tl.load(radius + row_i)[:, None], tl.load(radius + row_j)[None, :]) * slack
-        cost = tl.where(tokens & (distance <= reach), distance * factor, float("inf"))
+        together = tokens & (distance <= reach)
+        cost = tl.where(together, distance * factor, float("inf"))
+        # Several programs may find neighbours of one entry; all write the same.
+        found = (together & (i[:, None] != j[None, :])).to(tl.int8)
+        tl.store(neighbours + position * n + i, tl.max(found, axis=1), mask=tl.max(found, axis=1) != 0)
+        tl.store(neighbours + position * n + j, tl.max(found, axis=0), mask=tl.max(found, axis=0) != 0)
     cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
 
     out += position * n * out_stride
