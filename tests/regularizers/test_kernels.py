@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.problems import clustered_embeddings
 from tests.transport.kernels import needs_triton
-from wpr import TokenGeometry, Wasserstein
+from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
+from wpr.regularizers.registry import REGULARIZERS
 from wpr.transport import kernels
 
 pytestmark = needs_triton
@@ -119,3 +120,24 @@ def test_impossible_tokens_and_bad_rows_are_refused(by_kernels: None) -> None:
     reference[2, 9] = torch.nan
     with pytest.raises(ValueError, match=r"reference logits are not a distribution at 1 position\(s\): 2 "):
         regularizer(policy, reference, tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in REGULARIZERS if name != "wasserstein"])
+@pytest.mark.parametrize("settings", [{}, {"gauge": "raw"}, {"estimator": "paper"}])
+def test_f_divergences(name: str, settings: dict[str, Any], by_kernels: None) -> None:
+    policy, reference, tokens = logits(2, 300)
+    regularizer = make_regularizer(name, **settings)
+    ours, exact = (regularizer(x, y, tokens) for x, y in ((policy, reference), (policy.double(), reference.double())))
+    torch.testing.assert_close(ours.penalty.double(), exact.penalty, rtol=2e-5, atol=5e-6)
+    torch.testing.assert_close(ours.divergence.double(), exact.divergence, rtol=2e-5, atol=2e-6)
+
+
+def test_a_subclass_keeps_its_own_formulas(by_kernels: None) -> None:
+    class Doubled(ReverseKL):
+        def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+            return 2 * super().terms(log_p, log_q)
+
+    arguments = logits(2, 300, torch.float32)
+    torch.testing.assert_close(
+        Doubled()(*arguments).divergence, 2 * ReverseKL()(*arguments).divergence, rtol=1e-4, atol=1e-6
+    )
