@@ -131,7 +131,12 @@ def finish(regularizer: Regularizer, slices: list[SliceMeasures]) -> Measures:
 
 def _refuse_non_distributions(log_probs: Tensor, logits: Tensor, model: str, first: int) -> None:
     """A NaN or +inf among logits, or nothing but -inf, makes every log-probability of the row NaN."""
-    _refuse(log_probs[:, 0].isnan().nonzero().squeeze(-1) if len(log_probs) else log_probs.new_empty(0), logits, model, first)
+    _refuse(
+        log_probs[:, 0].isnan().nonzero().squeeze(-1) if len(log_probs) else log_probs.new_empty(0),
+        logits,
+        model,
+        first,
+    )
 
 
 def _refuse_totals(log_totals: Tensor, logits: Tensor, model: str, first: int) -> None:

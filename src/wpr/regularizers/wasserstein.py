@@ -349,7 +349,9 @@ class Wasserstein:
             plan = (log_u.unsqueeze(-1) + log_v.unsqueeze(-2) - s.lam * cost).exp()
         return TransportPlan(plan, cost, rest_a.exp(), rest_b.exp())
 
-    def _solve(self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
+    def _solve(
+        self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel
+    ) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
         """The transport between the two, and if asked for the potentials of each one's transport to itself. Those
         converge three times faster an iteration, so they are solved more exactly.
         """
@@ -372,7 +374,7 @@ class Wasserstein:
 
         s = self.settings
         if s.marginals == "unbalanced":
-            limits = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
+            limits: dict[str, Any] = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
             if not s.debias:
                 return potentials.unbalanced(log_a, log_b, cost, **limits), None
             out = potentials.debiased(log_a, log_b, cost, **limits)

@@ -24,7 +24,9 @@ def supports(positions: int, n: int, vocabulary: int, device: str, seed: int = 0
     return ids.to(device)
 
 
-def check(weight: Tensor, ids: Tensor, metric: str, neighbours: int | None, rtol: float = 2e-6, atol: float | None = None) -> Tensor:
+def check(
+    weight: Tensor, ids: Tensor, metric: str, neighbours: int | None, rtol: float = 2e-6, atol: float | None = None
+) -> Tensor:
     from wpr.transport.kernels.cost import cost_and_neighbours
 
     geometry = TokenGeometry.from_embeddings(weight, metric, neighbours, progress=False)
@@ -54,7 +56,9 @@ def test_near_duplicates_keep_their_digits(metric: str, device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(1, 48, generator=generator)
     shrink = torch.logspace(-1, -6, 60).unsqueeze(-1)
-    weight = torch.cat([base + shrink * torch.randn(60, 48, generator=generator), torch.randn(60, 48, generator=generator)])
+    weight = torch.cat(
+        [base + shrink * torch.randn(60, 48, generator=generator), torch.randn(60, 48, generator=generator)]
+    )
     weight[70:75] = weight[60:65]
     ids = supports(2, 100, 120, device)
     ours = check(weight.to(device), ids, metric, None, atol=2e-7 if metric == "cosine" else None)

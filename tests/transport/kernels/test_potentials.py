@@ -117,9 +117,7 @@ def test_debiased(n: int, device: str) -> None:
 
     a, b, cost = (x.float() for x in problems(2, n))
     lam, rho, tolerance = 5.0, 8.0, 1e-4
-    ours = fast.debiased(
-        *(x.to(device) for x in (a, b, cost)), lam=lam, rho=rho, iterations=60, tolerance=tolerance
-    )
+    ours = fast.debiased(*(x.to(device) for x in (a, b, cost)), lam=lam, rho=rho, iterations=60, tolerance=tolerance)
     log_a, log_b, _ = slow.prepare_masses(a.double(), b.double())
     kernel = GibbsKernel(cost.double(), lam)
     own = [slow.solve_self(x, kernel, lam, rho, 60, tolerance / 100).f for x in (log_a, log_b)]

@@ -15,7 +15,7 @@ as three TF32 products, which keeps 21 bits. Where the difference loses its digi
 size_y)``, the tile's program takes such pairs row by row and adds up squared differences instead.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ TILE = 128
 
 COLUMNS = 64
 """Embedding columns multiplied in one step: 128 bytes of a bf16 row."""
+
+STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
+"""Steps of columns in flight, by the type of the embeddings: 32 KB of shared memory each, twice that for float32."""
 
 _factors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Sizes and weights of each geometry's tokens: 8 bytes a token."""
@@ -94,7 +97,7 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
             tile,
             columns,
             num_warps=8 if tile == 128 else 4,
-            num_stages=2 if embeddings.dtype == torch.float32 else 3,
+            num_stages=STAGES[embeddings.dtype],
         )
     return out[:, :, :n], neighbours != 0
 
@@ -195,10 +198,7 @@ def _cost_kernel(
             near_rows = tl.where(is_row, 0, near_rows)
             left -= 1
 
-        if COSINE:
-            distance = squared * 0.5
-        else:
-            distance = tl.sqrt(squared)
+        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
         reach = tl.maximum(tl.load(radius + row_i)[:, None], tl.load(radius + row_j)[None, :]) * slack
         together = tokens & (distance <= reach)
         cost = tl.where(together, distance * factor, float("inf"))

@@ -2,8 +2,8 @@
 
 Notation for shapes: ``P`` positions, ``V`` vocabulary; ``p`` the policy, ``q`` the reference, ``d = log(p/q)``.
 
-The first read is the vocabulary pass (`kernels.vocabulary`), for the two log-sum-exps. The second adds up, with ``p`` and
-``q`` in registers only,
+The first read is the vocabulary pass (`kernels.vocabulary`), for the two log-sum-exps. The second adds up, with ``p``
+and ``q`` in registers only,
 
     terms    q f(u)                      offset    q (f(u) - u f'(u))                      u = p / q
 
@@ -12,7 +12,7 @@ of two logits, not of two log-probabilities. Tokens that neither distribution ca
 is 0.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ iterations differs little; where it does not serve (the sum is beyond 2^60 eithe
 So there is one exponential an entry and a search for the maximum only in the beginning: as exact as the log domain, for
 every cost.
 
-A cost of 256 x 256 float32 is 256 KB, more than a multiprocessor can hold besides other things. The first ``held`` rows
-stay in registers, the others are read from the first-level cache once an application. Supports of 2^m + 2 entries, which
-n = 258 is, are a matrix of 2^m and a border of two entries.
+A cost of 256 x 256 float32 is 256 KB, more than a multiprocessor can hold besides other things. The first rows
+(`HELD`) stay in registers, the others are read from the first-level cache once an application. Supports of 2^m + 2
+entries, which n = 258 is, are a matrix of 2^m and a border of two entries.
 
 Vectors that all threads need go through a few rows of memory that belong to the program, with barriers between.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,attr-defined,import-untyped,import-not-found"
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ from wpr.transport.sinkhorn import LOG_TINY, RAMP, STRIKES, Solution, relaxation
 PANEL = 8192
 """Entries of the cost that are worked on together: 32 a thread of 8 warps."""
 
-HELD = {256: 128}
-"""Rows of the cost kept in registers, by the size of the matrix: 128 registers a thread of 8 warps."""
+HELD = {256: 64}
+"""Rows of the cost kept in registers, by the size of the matrix: 64 registers a thread of 8 warps."""
 
-WARPS = {256: 8}
+WARPS = {16: 4, 32: 4, 64: 4}
+"""Warps of a program, by the size of the matrix; 8 for others."""
 
 _LOG2_E = 1 / math.log(2)
 
@@ -88,9 +89,7 @@ def self_transport(
 ) -> Solution:
     """Same as `sinkhorn.self_transport`, in float32."""
     solution, own_a, _ = _solve(log_a, log_a, cost, lam, rho, iterations, tolerance, 0.0, own=1, cross=0)
-    return Solution(
-        own_a, own_a, solution.iterations, solution.marginal_error, solution.change, solution.converged
-    )
+    return Solution(own_a, own_a, solution.iterations, solution.marginal_error, solution.change, solution.converged)
 
 
 def debiased(
@@ -169,7 +168,7 @@ def _solve(
             panel,
             held,
             n >= core,
-            num_warps=WARPS.get(core, 8 if core >= 128 else 4),
+            num_warps=WARPS.get(core, 8),
         )
     return Solution(f, g, counts.long(), error, change, converged.bool()), own_a, own_b
 

@@ -14,7 +14,7 @@ Nothing waits for the host. A row that is no distribution shows in its `log_tota
 likes.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 

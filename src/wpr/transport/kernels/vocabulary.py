@@ -14,7 +14,7 @@ A NaN makes its row's log-sum-exp NaN. The ids of such a row are valid ids and n
 its log-sum-exp.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 
