@@ -12,7 +12,8 @@ computed, and tiles without tokens are only filled.
 
 The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
 as three TF32 products, which keeps 21 bits. Where the difference loses its digits, ``|x - y|^2 < NEAR (size_x +
-size_y)``, the tile's program takes such pairs row by row and adds up squared differences instead.
+size_y)``, the pair is marked by a cost of -1, and a second kernel adds up the squared differences of such pairs. Real
+supports have few, so nearly all of its programs have nothing to do; a kernel of its own leaves the first its registers.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
@@ -76,21 +77,22 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
         tile = min(TILE, max(16, triton.next_power_of_2(n)))
         tiles = triton.cdiv(n, tile)
         columns = min(COLUMNS, max(16, triton.next_power_of_2(embeddings.shape[1])))
-        _cost_kernel[(rows * (tiles * (tiles + 1) // 2),)](
+        programs = rows * (tiles * (tiles + 1) // 2)
+        near = torch.empty(programs, dtype=torch.int32, device=ids.device)
+        token = ids.clamp_min(0)
+        # Per entry, so that the kernel finds them side by side; a radius of -1 says that an entry is no token.
+        sizes = size[token], weight[token], torch.where(ids < 0, -1.0, geometry.radius.float()[token])
+        numbers = n, embeddings.shape[1], embeddings.stride(0), stride, tiles
+        factors = 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0
+        _cost_kernel[(programs,)](
             ids,
             embeddings,
-            size,
-            weight,
-            geometry.radius.float(),
+            *sizes,
             out,
             neighbours,
-            n,
-            embeddings.shape[1],
-            embeddings.stride(0),
-            stride,
-            tiles,
-            1 + RADIUS_SLACK[torch.float32],
-            1 / geometry.scale if scaled else 1.0,
+            near,
+            *numbers,
+            *factors,
             NEAR,
             geometry.metric is COSINE,
             embeddings.dtype == torch.float32,
@@ -98,6 +100,20 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
             columns,
             num_warps=8 if tile == 128 else 4,
             num_stages=STAGES[embeddings.dtype],
+        )
+        _near_kernel[(programs,)](
+            ids,
+            embeddings,
+            *sizes,
+            out,
+            neighbours,
+            near,
+            *numbers,
+            *factors,
+            geometry.metric is COSINE,
+            tile,
+            columns,
+            num_warps=8 if tile == 128 else 4,
         )
     return out[:, :, :n], neighbours != 0
 
@@ -125,6 +141,7 @@ def _cost_kernel(
     radius,
     out,
     neighbours,
+    near_tiles,
     n,
     width,
     row_stride,
@@ -138,16 +155,7 @@ def _cost_kernel(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    pairs = tiles * (tiles + 1) // 2
-    position = (tl.program_id(0) // pairs).to(tl.int64)
-    # The pair's number to its tiles, first <= second, by rows of the upper triangle.
-    first = 0
-    second = tl.program_id(0) % pairs
-    while second >= tiles - first:
-        second -= tiles - first
-        first += 1
-    second += first
-
+    position, first, second = _tile(tiles)
     ids += position * n
     i = first * TILE + tl.arange(0, TILE)
     j = second * TILE + tl.arange(0, TILE)
@@ -159,6 +167,7 @@ def _cost_kernel(
     y_rows = embeddings + row_j * row_stride
 
     cost = tl.full([TILE, TILE], float("inf"), tl.float32)
+    any_near = 0
     if (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0):
         products = tl.zeros([TILE, TILE], tl.float32)
         for start in range(0, width, COLUMNS):
@@ -169,48 +178,115 @@ def _cost_kernel(
                 products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
             else:
                 products = tl.dot(x, tl.trans(y), products)
-        size_i, weight_i = tl.load(size + row_i), tl.load(weight + row_i)
-        size_j, weight_j = tl.load(size + row_j), tl.load(weight + row_j)
+        at_i, at_j = position * n + i, position * n + j
+        size_i = tl.load(size + at_i, mask=i < n, other=0.0)
+        size_j = tl.load(size + at_j, mask=j < n, other=0.0)
+        weight_i = tl.load(weight + at_i, mask=i < n, other=0.0)
+        weight_j = tl.load(weight + at_j, mask=j < n, other=0.0)
+        radius_i = tl.load(radius + at_i, mask=i < n, other=-1.0)
+        radius_j = tl.load(radius + at_j, mask=j < n, other=-1.0)
         sizes = size_i[:, None] + size_j[None, :]
-        squared = sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :])
-        squared = tl.maximum(squared, 0.0)
-        tokens = (token_i >= 0)[:, None] & (token_j >= 0)[None, :]
+        squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
+        others = (radius_i >= 0)[:, None] & (radius_j >= 0)[None, :] & (i[:, None] != j[None, :])
+        near = others & (squared < near_share * sizes)
+        any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
+        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
+        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
+        cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
+        cost = tl.where(near, -1.0, cost)
+        _note_neighbours(neighbours + position * n, i, j, (cost >= 0) & (cost < float("inf")))
+    tl.store(near_tiles + tl.program_id(0), any_near)
+    cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
+    everything = (i >= 0)[:, None] & (j >= 0)[None, :]
+    _store_both(out + position * n * out_stride, i, j, cost, everything, n, out_stride, first != second)
 
-        # Pairs that lost their digits: row by row, from the differences.
-        near = tokens & (i[:, None] != j[None, :]) & (squared < near_share * sizes)
+
+@triton.jit
+def _near_kernel(
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    neighbours,
+    near_tiles,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    tiles,
+    slack,
+    factor,
+    COSINE: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    if tl.load(near_tiles + tl.program_id(0)) != 0:
+        position, first, second = _tile(tiles)
+        ids += position * n
+        out += position * n * out_stride
+        i = first * TILE + tl.arange(0, TILE)
+        j = second * TILE + tl.arange(0, TILE)
+        inside = (i < n)[:, None] & (j < n)[None, :]
+        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=inside, other=0.0)
+        near = cost < 0
+        row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
+        y_rows = embeddings + row_j * row_stride
+        weight_j = tl.load(weight + position * n + j, mask=j < n, other=0.0)
+        radius_j = tl.load(radius + position * n + j, mask=j < n, other=-1.0)
         near_rows = tl.max(near.to(tl.int32), axis=1)
         left = tl.sum(near_rows, axis=0)
         while left > 0:
             row = tl.argmax(near_rows, axis=0)
             is_row = tl.arange(0, TILE) == row
             wanted = tl.max((near & is_row[:, None]).to(tl.int32), axis=0) != 0
-            own_row = embeddings + tl.sum(tl.where(is_row, row_i, 0), axis=0) * row_stride
-            own_weight = tl.sum(tl.where(is_row, weight_i, 0.0), axis=0)
+            own = tl.load(ids + first * TILE + row)
+            own_weight = tl.load(weight + position * n + first * TILE + row)
             sums = tl.zeros([TILE], tl.float32)
             for start in range(0, width, COLUMNS):
                 column = start + tl.arange(0, COLUMNS)
-                x = tl.load(own_row + column, mask=column < width, other=0.0).to(tl.float32)
-                inside = wanted[:, None] & (column[None, :] < width)
-                y = tl.load(y_rows[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
-                difference = tl.where(inside, (x * own_weight)[None, :] - y * weight_j[:, None], 0.0)
+                x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
+                mask = wanted[:, None] & (column[None, :] < width)
+                y = tl.load(y_rows[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+                difference = tl.where(mask, (x * own_weight)[None, :] - y * weight_j[:, None], 0.0)
                 sums += tl.sum(difference * difference, axis=1)
-            squared = tl.where(near & is_row[:, None], sums[None, :], squared)
+            distance = sums * 0.5 if COSINE else tl.sqrt(sums)
+            reach = tl.maximum(tl.load(radius + position * n + first * TILE + row), radius_j) * slack
+            exact = tl.where(distance <= reach, distance * factor, float("inf"))
+            cost = tl.where(near & is_row[:, None], exact[None, :], cost)
             near_rows = tl.where(is_row, 0, near_rows)
             left -= 1
+        _note_neighbours(neighbours + position * n, i, j, near & (cost < float("inf")))
+        _store_both(out, i, j, cost, near, n, out_stride, first != second)
 
-        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
-        reach = tl.maximum(tl.load(radius + row_i)[:, None], tl.load(radius + row_j)[None, :]) * slack
-        together = tokens & (distance <= reach)
-        cost = tl.where(together, distance * factor, float("inf"))
-        # Several programs may find neighbours of one entry; all write the same.
-        found = (together & (i[:, None] != j[None, :])).to(tl.int8)
-        tl.store(neighbours + position * n + i, tl.max(found, axis=1), mask=tl.max(found, axis=1) != 0)
-        tl.store(neighbours + position * n + j, tl.max(found, axis=0), mask=tl.max(found, axis=0) != 0)
-    cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
 
-    out += position * n * out_stride
-    inside = (i < n)[:, None] & (j < n)[None, :]
+@triton.jit
+def _tile(tiles):
+    """This program's position, and the row and column of its tile in the upper triangle."""
+    pairs = tiles * (tiles + 1) // 2
+    position = (tl.program_id(0) // pairs).to(tl.int64)
+    first = 0
+    second = tl.program_id(0) % pairs
+    while second >= tiles - first:
+        second -= tiles - first
+        first += 1
+    return position, first, second + first
+
+
+@triton.jit
+def _note_neighbours(neighbours, i, j, found):
+    """Several programs may find neighbours of one entry; all write the same."""
+    of_i = tl.max(found.to(tl.int32), axis=1)
+    of_j = tl.max(found.to(tl.int32), axis=0)
+    tl.store(neighbours + i, of_i.to(tl.int8), mask=of_i != 0)
+    tl.store(neighbours + j, of_j.to(tl.int8), mask=of_j != 0)
+
+
+@triton.jit
+def _store_both(out, i, j, cost, which, n, out_stride, mirror):
+    """Write a tile, and what it is on the other side of the diagonal."""
+    inside = which & (i < n)[:, None] & (j < n)[None, :]
     tl.store(out + i[:, None] * out_stride + j[None, :], cost, mask=inside)
-    if first != second:
-        inside = (j < n)[:, None] & (i < n)[None, :]
-        tl.store(out + j[:, None] * out_stride + i[None, :], tl.trans(cost), mask=inside)
+    if mirror:
+        tl.store(out + j[:, None] * out_stride + i[None, :], tl.trans(cost), mask=tl.trans(inside))

@@ -23,7 +23,7 @@ entries, which n = 258 is, are a matrix of 2^m and a border of two entries.
 Vectors that all threads need go through a few rows of memory that belong to the program, with barriers between.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,attr-defined,import-untyped,import-not-found"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def _kernel(
                     raised = tl.minimum(tl.where(strikes < _STRIKES, 1.5 * excess, excess), full)
                     excess = tl.where(stuck, excess * 0.5, raised)
                     before = residual
-                omega = 1.0 + excess * tl.minimum(1.0, count.to(tl.float32) / _RAMP)
+                omega = 1.0 + excess * tl.minimum(1.0, count * 1.0 / _RAMP)
                 f += omega * step
                 x = a + f
                 phase = _TO_G
