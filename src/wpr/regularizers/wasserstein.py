@@ -429,6 +429,11 @@ class Wasserstein:
         return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam
 
 
+def _without_floor(x: Tensor, floor: float) -> Tensor:
+    """``log(exp(x) - floor)``: the solver adds the floor inside its logarithm, but its plan has none."""
+    return x if floor == 0 else x + torch.log1p(-(math.log(floor) - x).exp().clamp_max(1))
+
+
 def _growth(potential: Tensor, rho: float) -> Tensor:
     """``exp(-potential / rho)``, bounded at exp(80), which only tokens of no mass exceed."""
     return (-potential / rho).clamp_max(80).exp()
