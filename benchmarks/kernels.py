@@ -1,9 +1,10 @@
 """The penalty on a GPU: Triton kernels beside the torch path, the released algorithm's way, and the KL penalty.
 
 Everything in one run: all variants take turns, each time is the median of ``--repeats`` runs after a warm-up, memory is
-the peak beyond what was allocated before the call. Logits are random, the reference's with a heavy head and the
-policy's near them; embeddings are random too, their radii from a sample of the vocabulary. Tables go to the terminal
-and, as markdown, to ``--out``.
+the peak beyond what was allocated before the call. Inputs are random, but shaped like a language model's: tokens come
+in 256 groups of neighbours and with frequencies by Zipf's law; a position prefers the tokens of four groups, so that
+the supports have about as many edges as SmolLM2's (`stages` prints how many). Radii come from a sample of the
+vocabulary. Tables go to the terminal and, as markdown, to ``--out``.
 
     python -m benchmarks.kernels --out benchmarks/kernels.md             # the micro-batch, its stages, and the scaling
     python -m benchmarks.kernels --only micro stages                     # parts of it
@@ -32,6 +33,7 @@ from wpr.transport.metrics import EUCLIDEAN
 from wpr.transport.support import truncate as truncate_by_torch
 
 Work = Callable[[], object]
+GROUPS = 256
 BANDWIDTH, BF16 = 4.3e12, 7.9e14
 """Measured on an H200: bytes a second of a device copy, operations a second of a large bf16 product."""
 
@@ -82,14 +84,23 @@ class Bench:
 
         self.policy = torch.empty(case.positions, case.vocabulary, dtype=torch.bfloat16, device=device)
         self.reference = torch.empty_like(self.policy)
+        self.groups = torch.randint(GROUPS, (case.vocabulary,), generator=generator, device=device)
+        rarity = torch.randperm(case.vocabulary, generator=generator, device=device) + 1.0
+        weights = 1 / (torch.arange(GROUPS, device=device) + 1.0)
         for start in range(0, case.positions, 256):  # no float32 copy of everything
             rows = slice(start, min(start + 256, case.positions))
-            head = 3 * random(rows.stop - rows.start, case.vocabulary)
-            self.reference[rows] = head.to(torch.bfloat16)
-            self.policy[rows] = (head + 0.5 * random(*head.shape)).to(torch.bfloat16)
+            count = rows.stop - rows.start
+            liked = torch.multinomial(weights.expand(count, GROUPS), 4, generator=generator)
+            boost = torch.zeros(count, GROUPS, device=device).scatter_(1, liked, 8.0)
+            logits = 2.5 * random(count, case.vocabulary) - 1.2 * rarity.log() + boost[:, self.groups]
+            self.reference[rows] = logits.to(torch.bfloat16)
+            self.policy[rows] = (logits + 0.5 * random(*logits.shape)).to(torch.bfloat16)
         self.tokens = self.policy.argmax(-1)
         self.tokens[::3] = self.reference[::3].topk(2).indices[:, 1]
-        self.embeddings = random(case.vocabulary, case.hidden).to(torch.bfloat16)
+        centres = random(GROUPS, case.hidden)
+        self.embeddings = torch.empty(case.vocabulary, case.hidden, dtype=torch.bfloat16, device=device)
+        for rows in torch.arange(case.vocabulary, device=device).split(1 << 14):
+            self.embeddings[rows] = (centres[self.groups[rows]] + 0.7 * random(len(rows), case.hidden)).bfloat16()
         self.geometry = sampled_geometry(self.embeddings, case.neighbours)
 
     @property
@@ -195,7 +206,7 @@ def penalties(bench: Bench) -> dict[str, Work]:
 def micro(bench: Bench) -> list[str]:
     """The micro-batch: every variant."""
     case = bench.case
-    kernel = random_kernel(case.vocabulary, case.neighbours, bench.device)
+    kernel = random_kernel(bench.groups, case.neighbours)
     works: dict[str, Work] = {
         "KL, x.float().log_softmax()": lambda: log_softmax_kl(*bench.inputs),
         "KL, log_softmax(dtype=float32)": lambda: fused_log_softmax_kl(*bench.inputs),
@@ -220,7 +231,7 @@ def micro(bench: Bench) -> list[str]:
             f"| {name} | {r.median:.3f} ({r.fastest:.3f} to {r.slowest:.3f}) | {r.median / yardstick:.2f} | "
             f"{released / r.median:.1f} | {r.megabytes:.0f} |"
         )
-    kept = kernel.indices().numel() * 8 + kernel.values().numel() * 4
+    kept = (kernel.col_indices().numel() + kernel.crow_indices().numel()) * 8 + kernel.values().numel() * 4
     lines += ["", f"Kept between calls: kernels {persistent:.1f} MB (sizes and weights), released {kept / 1e6:.0f} MB."]
     return lines
 
@@ -247,7 +258,9 @@ def stages(bench: Bench) -> list[str]:
     out = potentials.debiased(*masses_of, costs, **semantic)
     both = 2 * rows * case.vocabulary * 2
     blocks = of_policy.highest.numel()
-    tokens = float((some.ids >= 0).sum(-1).float().mean())
+    real = (some.ids >= 0).sum()
+    tokens = float(real / len(some.ids))
+    edges = float(((costs.isfinite().sum(-1) - 1) * (some.ids >= 0)).sum() / real)
     works: dict[str, tuple[Work, float, float]] = {
         "statistics, both": (
             lambda: (vocabulary.block_statistics(bench.policy), vocabulary.block_statistics(bench.reference)),
@@ -293,7 +306,7 @@ def stages(bench: Bench) -> list[str]:
     }
     results = bench.measure({name: work for name, (work, _, _) in works.items()})
     lines = [
-        f"Tokens in use of {n} entries: {tokens:.0f} on average. Iterations of the cross problem: "
+        f"Tokens in use of {n} entries: {tokens:.0f} on average, with {edges:.1f} neighbours each. Iterations of the cross problem: "
         f"{out.cross.iterations.float().mean():.1f}, at most {int(out.cross.iterations.max())}.",
         "",
         "| stage | ms | counted GB | share of 4.3 TB/s | counted TFLOP | share of 790 TFLOP/s | extra MB |",
@@ -385,18 +398,16 @@ def tune(bench: Bench) -> list[str]:
         vocabulary.BLOCKS_OF_A_PROGRAM = at_once
         record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy))
     vocabulary.BLOCKS_OF_A_PROGRAM = 128
-    for tile, columns, stages_ in ((128, 64, 2), (128, 64, 3), (128, 64, 4), (128, 128, 2), (64, 64, 3), (64, 128, 3)):
-        cost.TILE, cost.COLUMNS, cost.STAGES[torch.bfloat16] = tile, columns, stages_
-        record("cost", f"tile {tile}, {columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
-    cost.TILE, cost.COLUMNS, cost.STAGES[torch.bfloat16] = 128, 64, 3
+    for columns, stages_ in ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)):
+        cost.PANEL_COLUMNS, cost.PANEL_STAGES = columns, stages_
+        record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
+    cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
     settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
-    core, _ = potentials.matrix_and_border(2 * bench.case.k2 + 2)
-    for held, warps, panel in ((0, 4, 4096), (0, 8, 4096), (0, 8, 8192), (0, 16, 8192), (64, 8, 4096), (64, 8, 8192),
-                               (64, 16, 8192), (128, 16, 4096), (128, 16, 8192), (128, 8, 8192)):  # fmt: skip
-        potentials.HELD[core], potentials.WARPS[core], potentials.PANEL = min(held, core), warps, panel
+    for depth, warps in ((4, 2), (8, 2), (8, 4), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)):
+        potentials.DEPTH, potentials.WARPS = depth, warps
         record(
             "semantic potentials",
-            f"{held} rows held, {warps} warps, panels of {panel}",
+            f"{depth} deep, {warps} warps",
             lambda: potentials.debiased(some.log_policy, some.log_reference, costs, **settings),
         )
     return lines

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ from wpr.transport.sinkhorn import (
     solve_self,
     solve_unbalanced,
 )
-from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
+from wpr.transport.support import NO_TOKEN, Support, log_masses, refuse_rows_without_total, truncate
 
 KERNEL_COST_BYTES = 320 << 20
 """Costs that exist at a time on a GPU: about a thousand positions of 258 entries."""
@@ -219,13 +220,16 @@ class Wasserstein:
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        return self.finish(self.reduce(policy_logits, reference_logits, tokens))
+        support, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        out = self.finish(support)
+        refuse()
+        return out
 
     @torch.no_grad()
     def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
         """See `TwoPhaseRegularizer.reduce`."""
-        support = self.support(policy_logits, reference_logits, tokens)
-        refuse_impossible_tokens(support.log_policy.gather(-1, support.sampled.unsqueeze(-1)).squeeze(-1), tokens)
+        support, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        refuse()
         return support
 
     @torch.no_grad()
@@ -267,6 +271,39 @@ class Wasserstein:
     def support(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
         """The support that the penalties of these positions are computed on, from checked inputs."""
         tokens = check_inputs(policy_logits, reference_logits, tokens)
+        self._check(policy_logits)
+        if self._by_kernels(policy_logits, reference_logits):
+            from wpr.transport.kernels.support import truncate as truncate_by_kernels
+
+            return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
+        return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
+
+    def _reduce(
+        self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
+    ) -> tuple[Support, Callable[[], None]]:
+        """The support, and a function that refuses bad rows and impossible tokens. With the kernels that question is
+        the only one that makes the host wait for the device, so it can be put off until all work has been handed over.
+        """
+        if not self._by_kernels(policy_logits, reference_logits):
+            support = self.support(policy_logits, reference_logits, tokens)
+            return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)
+        from wpr.transport.kernels.support import reduce_logits
+
+        tokens = check_inputs(policy_logits, reference_logits, tokens)
+        self._check(policy_logits)
+        support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2)
+
+        def refuse() -> None:
+            impossible = support.log_of_sampled == -torch.inf
+            if (~log_policy.isfinite() | ~log_reference.isfinite() | impossible).any():
+                refuse_rows_without_total(log_policy, "policy")
+                refuse_rows_without_total(log_reference, "reference")
+                refuse_impossible_tokens(support.log_of_sampled, tokens)
+
+        return support, refuse
+
+    def _check(self, policy_logits: Tensor) -> None:
+        """Refuse logits that do not belong to the geometry."""
         if policy_logits.shape[-1] != self.geometry.vocabulary:
             raise ValueError(
                 f"logits over {policy_logits.shape[-1]} tokens but a geometry of {self.geometry.vocabulary}; "
@@ -277,11 +314,6 @@ class Wasserstein:
                 f"logits are on {policy_logits.device} but the geometry is on {self.geometry.embeddings.device}; use "
                 f"geometry.to({str(policy_logits.device)!r})"
             )
-        if self._by_kernels(policy_logits, reference_logits):
-            from wpr.transport.kernels.support import truncate as truncate_by_kernels
-
-            return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
-        return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
 
     def _by_kernels(self, *tensors: Tensor) -> bool:
         """Whether the Triton kernels do the work on these tensors."""

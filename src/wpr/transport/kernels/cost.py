@@ -3,9 +3,12 @@
 
 Notation for shapes: ``V`` vocabulary, ``d`` embedding size, ``P`` positions, ``n`` support entries.
 
-One program computes a tile of one position's costs. It reads the rows of its tokens straight from the embedding matrix,
-a few columns at a time, so that gathered rows never exist in memory. Tiles below the diagonal are mirrored, not
-computed, and tiles without tokens are only filled.
+Costs are computed in tiles of 64 x 64 entries, straight from the rows of the embedding matrix, a few columns at a time,
+so that gathered rows never exist in memory. Tiles below the diagonal are mirrored, not computed, and tiles without
+tokens are only filled. What bounds this is the second-level cache: tiles that were computed one by one would read each
+row as often as there are tiles beside it. So one program takes a position's first three tiles of entries, which hold
+nearly all tokens of a usual support, with all six products among them (`_panel_kernel`); programs of one tile each
+(`_tile_kernel`) do the rest.
 
     |x - y|^2  =  size_x + size_y - 2 weight_x weight_y <e_x, e_y>            euclidean: size = |e|^2, weight = 1
                                                                               cosine: size = 1, weight = 1 / |e|
@@ -29,14 +32,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
 from wpr.transport.metrics import COSINE, EUCLIDEAN, NEAR
 
-TILE = 128
-"""Side of a tile: 128 x 128 sums are 64 registers a thread of 8 warps."""
+TILE = 64
+"""Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
 
-COLUMNS = 64
-"""Embedding columns multiplied in one step: 128 bytes of a bf16 row."""
+PANEL_TILES = 3
+"""Tiles of entries that a panel holds."""
 
+PANEL_COLUMNS, PANEL_STAGES = 64, 3
+"""Embedding columns that a panel multiplies in one step, and how many steps are in flight: 24 KB of bf16 each."""
+
+COLUMNS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
 STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
-"""Steps of columns in flight, by the type of the embeddings: 32 KB of shared memory each, twice that for float32."""
+"""The same for programs of one tile: 32 KB each."""
 
 _factors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Sizes and weights of each geometry's tokens: 8 bytes a token."""
@@ -76,45 +83,29 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
         size, weight = _sizes_and_weights(geometry)
         tile = min(TILE, max(16, triton.next_power_of_2(n)))
         tiles = triton.cdiv(n, tile)
-        columns = min(COLUMNS, max(16, triton.next_power_of_2(embeddings.shape[1])))
-        programs = rows * (tiles * (tiles + 1) // 2)
-        near = torch.empty(programs, dtype=torch.int32, device=ids.device)
+        pairs = tiles * (tiles + 1) // 2
+        near = torch.empty(rows, pairs, dtype=torch.int32, device=ids.device)
         token = ids.clamp_min(0)
         # Per entry, so that the kernel finds them side by side; a radius of -1 says that an entry is no token.
-        sizes = size[token], weight[token], torch.where(ids < 0, -1.0, geometry.radius.float()[token])
-        numbers = n, embeddings.shape[1], embeddings.stride(0), stride, tiles
-        factors = 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0
-        _cost_kernel[(programs,)](
-            ids,
-            embeddings,
-            *sizes,
-            out,
-            neighbours,
-            near,
-            *numbers,
-            *factors,
-            NEAR,
-            geometry.metric is COSINE,
-            embeddings.dtype == torch.float32,
-            tile,
-            columns,
-            num_warps=8 if tile == 128 else 4,
-            num_stages=STAGES[embeddings.dtype],
+        per_entry = size[token], weight[token], torch.where(ids < 0, -1.0, geometry.radius.float()[token])
+        arguments = (
+            *(ids, embeddings, *per_entry, out, neighbours, near, n, embeddings.shape[1], embeddings.stride(0), stride),
+            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0, NEAR),
         )
-        _near_kernel[(programs,)](
-            ids,
-            embeddings,
-            *sizes,
-            out,
-            neighbours,
-            near,
-            *numbers,
-            *factors,
-            geometry.metric is COSINE,
-            tile,
-            columns,
-            num_warps=8 if tile == 128 else 4,
-        )
+        cosine = geometry.metric is COSINE
+        full = embeddings.dtype == torch.float32
+        width = max(16, triton.next_power_of_2(embeddings.shape[1]))
+        first = 0
+        if not full and tiles >= PANEL_TILES:
+            first = PANEL_TILES * (PANEL_TILES + 1) // 2
+            columns = min(PANEL_COLUMNS, width)
+            _panel_kernel[(rows,)](*arguments, cosine, tile, columns, num_warps=8, num_stages=PANEL_STAGES)
+        columns = min(COLUMNS[embeddings.dtype], width)
+        if pairs > first:
+            stages = STAGES[embeddings.dtype]
+            grid = (rows * (pairs - first),)
+            _tile_kernel[grid](*arguments, first, cosine, full, tile, columns, num_warps=4, num_stages=stages)
+        _near_kernel[(rows * pairs,)](*arguments, cosine, tile, min(64, width), num_warps=4)
     return out[:, :, :n], neighbours != 0
 
 
@@ -133,7 +124,7 @@ def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _cost_kernel(
+def _panel_kernel(
     ids,
     embeddings,
     size,
@@ -146,30 +137,195 @@ def _cost_kernel(
     width,
     row_stride,
     out_stride,
-    tiles,
+    pairs,
     slack,
     factor,
     near_share,
+    COSINE: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    position = tl.program_id(0).to(tl.int64)
+    size += position * n
+    weight += position * n
+    radius += position * n
+    out += position * n * out_stride
+    neighbours += position * n
+    near_tiles += position * pairs
+    i0 = tl.arange(0, TILE)
+    i1 = TILE + i0
+    i2 = 2 * TILE + i0
+    token0 = tl.load(ids + position * n + i0, mask=i0 < n, other=-1)
+    token1 = tl.load(ids + position * n + i1, mask=i1 < n, other=-1)
+    token2 = tl.load(ids + position * n + i2, mask=i2 < n, other=-1)
+    rows0 = embeddings + tl.maximum(token0, 0) * row_stride
+    rows1 = embeddings + tl.maximum(token1, 0) * row_stride
+    rows2 = embeddings + tl.maximum(token2, 0) * row_stride
+    dot00 = tl.zeros([TILE, TILE], tl.float32)
+    dot01 = tl.zeros([TILE, TILE], tl.float32)
+    dot11 = tl.zeros([TILE, TILE], tl.float32)
+    dot02 = tl.zeros([TILE, TILE], tl.float32)
+    dot12 = tl.zeros([TILE, TILE], tl.float32)
+    dot22 = tl.zeros([TILE, TILE], tl.float32)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column[None, :] < width
+        x0 = tl.load(rows0[:, None] + column[None, :], mask=inside & (token0 >= 0)[:, None], other=0.0)
+        x1 = tl.load(rows1[:, None] + column[None, :], mask=inside & (token1 >= 0)[:, None], other=0.0)
+        x2 = tl.load(rows2[:, None] + column[None, :], mask=inside & (token2 >= 0)[:, None], other=0.0)
+        dot00 = tl.dot(x0, tl.trans(x0), dot00)
+        dot01 = tl.dot(x0, tl.trans(x1), dot01)
+        dot11 = tl.dot(x1, tl.trans(x1), dot11)
+        dot02 = tl.dot(x0, tl.trans(x2), dot02)
+        dot12 = tl.dot(x1, tl.trans(x2), dot12)
+        dot22 = tl.dot(x2, tl.trans(x2), dot22)
+    _finish(
+        dot00,
+        i0,
+        i0,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        False,
+        COSINE,
+    )
+    _finish(
+        dot01,
+        i0,
+        i1,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles + 1,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        True,
+        COSINE,
+    )
+    _finish(
+        dot11,
+        i1,
+        i1,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles + 2,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        False,
+        COSINE,
+    )
+    _finish(
+        dot02,
+        i0,
+        i2,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles + 3,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        True,
+        COSINE,
+    )
+    _finish(
+        dot12,
+        i1,
+        i2,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles + 4,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        True,
+        COSINE,
+    )
+    _finish(
+        dot22,
+        i2,
+        i2,
+        size,
+        weight,
+        radius,
+        out,
+        neighbours,
+        near_tiles + 5,
+        n,
+        out_stride,
+        slack,
+        factor,
+        near_share,
+        False,
+        COSINE,
+    )
+
+
+@triton.jit
+def _tile_kernel(
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    neighbours,
+    near_tiles,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    pairs,
+    slack,
+    factor,
+    near_share,
+    first_pair,
     COSINE: tl.constexpr,
     FULL: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    position, first, second = _tile(tiles)
+    left = pairs - first_pair
+    position = (tl.program_id(0) // left).to(tl.int64)
+    pair = first_pair + tl.program_id(0) % left
+    first, second = _tile(pair)
     ids += position * n
     i = first * TILE + tl.arange(0, TILE)
     j = second * TILE + tl.arange(0, TILE)
     token_i = tl.load(ids + i, mask=i < n, other=-1)
     token_j = tl.load(ids + j, mask=j < n, other=-1)
-    row_i = tl.where(token_i < 0, 0, token_i)
-    row_j = tl.where(token_j < 0, 0, token_j)
-    x_rows = embeddings + row_i * row_stride
-    y_rows = embeddings + row_j * row_stride
-
-    cost = tl.full([TILE, TILE], float("inf"), tl.float32)
-    any_near = 0
+    x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
+    y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
+    products = tl.zeros([TILE, TILE], tl.float32)
     if (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0):
-        products = tl.zeros([TILE, TILE], tl.float32)
         for start in range(0, width, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
@@ -178,27 +334,52 @@ def _cost_kernel(
                 products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
             else:
                 products = tl.dot(x, tl.trans(y), products)
-        at_i, at_j = position * n + i, position * n + j
-        size_i = tl.load(size + at_i, mask=i < n, other=0.0)
-        size_j = tl.load(size + at_j, mask=j < n, other=0.0)
-        weight_i = tl.load(weight + at_i, mask=i < n, other=0.0)
-        weight_j = tl.load(weight + at_j, mask=j < n, other=0.0)
-        radius_i = tl.load(radius + at_i, mask=i < n, other=-1.0)
-        radius_j = tl.load(radius + at_j, mask=j < n, other=-1.0)
-        sizes = size_i[:, None] + size_j[None, :]
-        squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
-        others = (radius_i >= 0)[:, None] & (radius_j >= 0)[None, :] & (i[:, None] != j[None, :])
-        near = others & (squared < near_share * sizes)
-        any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
-        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
-        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
-        cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
-        cost = tl.where(near, -1.0, cost)
-        _note_neighbours(neighbours + position * n, i, j, (cost >= 0) & (cost < float("inf")))
-    tl.store(near_tiles + tl.program_id(0), any_near)
+    at = position * n
+    _finish(
+        products, i, j, size + at, weight + at, radius + at, out + at * out_stride, neighbours + at,
+        near_tiles + position * pairs + pair, n, out_stride, slack, factor, near_share, first != second, COSINE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    products,
+    i,
+    j,
+    size,
+    weight,
+    radius,
+    out,
+    neighbours,
+    near_tile,
+    n,
+    out_stride,
+    slack,
+    factor,
+    near_share,
+    mirror,
+    COSINE: tl.constexpr,
+):
+    """Costs of a tile from its products, written on both sides of the diagonal."""
+    size_i = tl.load(size + i, mask=i < n, other=0.0)
+    size_j = tl.load(size + j, mask=j < n, other=0.0)
+    weight_i = tl.load(weight + i, mask=i < n, other=0.0)
+    weight_j = tl.load(weight + j, mask=j < n, other=0.0)
+    radius_i = tl.load(radius + i, mask=i < n, other=-1.0)
+    radius_j = tl.load(radius + j, mask=j < n, other=-1.0)
+    sizes = size_i[:, None] + size_j[None, :]
+    squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
+    others = (radius_i >= 0)[:, None] & (radius_j >= 0)[None, :] & (i[:, None] != j[None, :])
+    near = others & (squared < near_share * sizes)
+    tl.store(near_tile, tl.max(tl.max(near.to(tl.int32), axis=1), axis=0))
+    distance = squared * 0.5 if COSINE else tl.sqrt(squared)
+    reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
+    cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
+    cost = tl.where(near, -1.0, cost)
+    _note_neighbours(neighbours, i, j, (cost >= 0) & (cost < float("inf")))
     cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
     everything = (i >= 0)[:, None] & (j >= 0)[None, :]
-    _store_both(out + position * n * out_stride, i, j, cost, everything, n, out_stride, first != second)
+    _store_both(out, i, j, cost, everything, n, out_stride, mirror)
 
 
 @triton.jit
@@ -215,15 +396,17 @@ def _near_kernel(
     width,
     row_stride,
     out_stride,
-    tiles,
+    pairs,
     slack,
     factor,
+    near_share,
     COSINE: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     if tl.load(near_tiles + tl.program_id(0)) != 0:
-        position, first, second = _tile(tiles)
+        position = (tl.program_id(0) // pairs).to(tl.int64)
+        first, second = _tile(tl.program_id(0) % pairs)
         ids += position * n
         out += position * n * out_stride
         i = first * TILE + tl.arange(0, TILE)
@@ -262,16 +445,14 @@ def _near_kernel(
 
 
 @triton.jit
-def _tile(tiles):
-    """This program's position, and the row and column of its tile in the upper triangle."""
-    pairs = tiles * (tiles + 1) // 2
-    position = (tl.program_id(0) // pairs).to(tl.int64)
-    first = 0
-    second = tl.program_id(0) % pairs
-    while second >= tiles - first:
-        second -= tiles - first
-        first += 1
-    return position, first, second + first
+def _tile(pair):
+    """Row and column of a tile in the upper triangle, counted column by column."""
+    first = pair
+    second = 0
+    while first > second:
+        second += 1
+        first -= second
+    return first, second
 
 
 @triton.jit

@@ -163,9 +163,7 @@ def iterate(
         tl.debug_barrier()
         if LISTS:
             for group in range(0, used, GROUP):
-                _group_sums(
-                    group, degree, group_first, list_index, list_cost, xs, shifts, ys, k, GROUP, DEPTH, False
-                )
+                _group_sums(group, degree, group_first, list_index, list_cost, xs, shifts, ys, k, GROUP, DEPTH, False)
             tl.debug_barrier()
             sums = tl.load(ys + place, mask=real, other=1.0)
             y = tl.load(shifts + place) + tl.log2(sums)
@@ -178,9 +176,7 @@ def iterate(
                 tl.debug_barrier()
                 y = tl.load(ys + place, mask=real, other=0.0)
         else:
-            _matrix_sums(
-                cost, x, xs, shifts, ys, used, n, k, same_k, row_stride, SIZE, CORE, BORDER, PANEL, EVEN
-            )
+            _matrix_sums(cost, x, xs, shifts, ys, used, n, k, same_k, row_stride, SIZE, CORE, BORDER, PANEL, EVEN)
             tl.debug_barrier()
             y = tl.load(ys + place, mask=real, other=0.0)
         y = tl.where(real, y, 0.0)

@@ -22,6 +22,8 @@ from wpr.transport.sinkhorn import LOG_TINY, Solution, relaxation_schedule
 DEPTH = 16
 """Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps."""
 
+WARPS = 4
+
 PANEL = 4096
 """Entries of the matrix that are worked on together, where a problem is dense: 16 a thread of 8 warps."""
 
@@ -112,7 +114,7 @@ def _solve(
             *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
         )
         shape = (size, GROUP, DEPTH, core, border, min(core, max(1, PANEL // core)), n >= core)
-        iterate[(rows,)](*arguments, True, *shape, num_warps=4)
+        iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
     return Solution(f, g, counts.long(), error, change, converged.bool()), own_a, own_b
 
