@@ -379,7 +379,7 @@ def check(bench: Bench, logits: Path | None) -> list[str]:
 
 def tune(bench: Bench) -> list[str]:
     """Block sizes of the three kernels that take the time."""
-    from wpr.transport.kernels import cost, potentials, support, vocabulary
+    from wpr.transport.kernels import cost, neighbour_lists, potentials, support, vocabulary
 
     reduced, _, _ = support.reduce_logits(*bench.inputs, bench.case.k2)
     some = reduced[: min(bench.case.positions, 1024)]
@@ -403,13 +403,14 @@ def tune(bench: Bench) -> list[str]:
         record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
     cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
     settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
-    for depth, warps in ((4, 2), (8, 2), (8, 4), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)):
-        potentials.DEPTH, potentials.WARPS = depth, warps
+    for depth, warps, gather in ((8, 4, True), (16, 4, True), (16, 8, True), (8, 4, False), (16, 4, False), (8, 2, True)):
+        potentials.DEPTH, potentials.WARPS, potentials.GATHER = depth, warps, gather
         record(
             "semantic potentials",
-            f"{depth} deep, {warps} warps",
+            f"{depth} deep, {warps} warps, gather {gather}",
             lambda: potentials.debiased(some.log_policy, some.log_reference, costs, **settings),
         )
+    record("lists", "", lambda: neighbour_lists.neighbour_lists(some.log_policy, some.log_reference, costs))
     return lines
 
 

@@ -38,8 +38,8 @@ from wpr.transport.sinkhorn import (
 )
 from wpr.transport.support import NO_TOKEN, Support, log_masses, refuse_rows_without_total, truncate
 
-KERNEL_COST_BYTES = 320 << 20
-"""Costs that exist at a time on a GPU: about a thousand positions of 258 entries."""
+KERNEL_COST_BYTES = 640 << 20
+"""Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
 
 Marginals = Literal["balanced", "unbalanced"]
 Preset = Literal["paper", "semantic"]
@@ -333,19 +333,16 @@ class Wasserstein:
         log_a, log_b = support.log_policy, support.log_reference
         log_a, log_b, padding = prepare_masses(log_a, log_b)
         if self._by_kernels(log_a):
-            from wpr.transport.kernels.cost import cost_and_neighbours
-
-            cost, connected = cost_and_neighbours(self.geometry, support.ids, scaled=s.scaled)
-            cross, own = self._solve_by_kernels(log_a, log_b, cost)
+            cross, own, connected = self._solve_by_kernels(support.ids, log_a, log_b)
         else:
             cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-            connected = cost.isfinite().sum(-1) > 1
+            connected = (cost.isfinite() & ~padding.unsqueeze(-2)).sum(-1) > 1
             cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
         derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
         penalty, mean, divergence = derive(log_a, log_b, padding, cross, own)
         if s.gauge == "value":
             penalty = penalty + (divergence - mean).unsqueeze(-1)
-        tokens = support.ids != NO_TOKEN
+        tokens = (support.ids != NO_TOKEN) & ~padding  # those that one of the two can emit
         lonely = tokens & ~connected
         diagnostics = {
             "iterations": cross.iterations,
@@ -399,28 +396,32 @@ class Wasserstein:
         return solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own), own
 
     def _solve_by_kernels(
-        self, log_a: Tensor, log_b: Tensor, cost: Tensor
-    ) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
-        """`_solve` with the Triton kernels."""
+        self, ids: Tensor, log_a: Tensor, log_b: Tensor
+    ) -> tuple[Solution, tuple[Tensor, Tensor] | None, Tensor]:
+        """`_solve` with the Triton kernels, and which entries have a neighbour."""
         from wpr.transport.kernels import potentials
+        from wpr.transport.kernels.cost import cost as cost_of
+        from wpr.transport.kernels.neighbour_lists import neighbour_lists
 
         s = self.settings
+        cost = cost_of(self.geometry, ids, scaled=s.scaled, fill=False)
+        lists = neighbour_lists(log_a, log_b, cost)
+        connected = lists.count[:, : ids.shape[-1]] > 1
         if s.marginals == "unbalanced":
-            limits: dict[str, Any] = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
+            limits = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
             if not s.debias:
-                return potentials.unbalanced(log_a, log_b, cost, **limits), None
-            out = potentials.debiased(log_a, log_b, cost, **limits)
-            return out.cross, (out.own_a, out.own_b)
-        cross = potentials.balanced(
-            log_a, log_b, cost, lam=s.lam, iterations=s.iterations, tolerance=s.tolerance, floor=s.floor
-        )
+                return potentials.unbalanced(log_a, log_b, cost, **limits, lists=lists), None, connected
+            out = potentials.debiased(log_a, log_b, cost, **limits, lists=lists)
+            return out.cross, (out.own_a, out.own_b), connected
+        limits = {"lam": s.lam, "iterations": s.iterations}
+        cross = potentials.balanced(log_a, log_b, cost, **limits, tolerance=s.tolerance, floor=s.floor, lists=lists)
         if not s.debias:
-            return cross, None
+            return cross, None, connected
         own_a, own_b = (
-            potentials.self_transport(x, cost, lam=s.lam, iterations=s.iterations, tolerance=s.tolerance / 100).f
+            potentials.self_transport(x, cost, **limits, tolerance=s.tolerance / 100, lists=lists).f
             for x in (log_a, log_b)
         )
-        return cross, (own_a, own_b)
+        return cross, (own_a, own_b), connected
 
     def _unbalanced(
         self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None

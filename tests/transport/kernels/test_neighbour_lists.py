@@ -22,17 +22,22 @@ def test_lists_are_the_matrix(n: int, gaps: float, device: str) -> None:
         assert lists.dense[p] == 0
         real = (log_a[p] != -torch.inf) | (log_b[p] != -torch.inf)
         edges = cost[p].isfinite() & real & real.unsqueeze(-1)
-        order, degree = lists.order[p].long(), lists.degree[p].long()
+        order = lists.order[p].long()
+        counts = lists.count[p, order]
         assert sorted(order.tolist()) == list(range(len(order)))
-        assert torch.equal(degree.sort(descending=True).values, degree)
+        assert torch.equal(counts.sort(descending=True).values, counts)
         rebuilt = torch.full_like(cost[p], torch.inf)
-        for place, (entry, count) in enumerate(zip(order.tolist(), degree.tolist(), strict=True)):
+        for place, (entry, count) in enumerate(zip(order.tolist(), counts.tolist(), strict=True)):
             if entry >= n:
                 assert count == 0
                 continue
             assert count == int(edges[entry].sum())
-            slots = int(lists.first[p, place // GROUP]) + GROUP * torch.arange(count, device=device) + place % GROUP
-            rebuilt[entry, order[lists.index[p, slots].long()]] = lists.cost[p, slots]
+            first, width = int(lists.first[p, place // GROUP]), int(lists.width[p, place // GROUP])
+            assert count <= width
+            start = first + place % GROUP * width
+            found = slice(start, start + count)
+            rebuilt[entry, order[lists.index[p, found].long()]] = lists.cost[p, found]
+            assert (lists.cost[p, start + count : start + width] == torch.inf).all()
         assert torch.equal(rebuilt, cost[p].masked_fill(~edges, torch.inf))
 
 

@@ -60,23 +60,36 @@ def run(name: str, arguments: tuple[Tensor, ...], device: str, **settings: Any) 
     return ours, getattr(slow, name)(*(x.float().double() for x in arguments), **settings)
 
 
+@pytest.fixture(params=["lists", "matrix"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lists if they fit at all, or always the matrix."""
+    from wpr.transport.kernels import neighbour_lists
+
+    monkeypatch.setattr(neighbour_lists, "CAPACITY", 20.0 if request.param == "lists" else 0.0)
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("n", "floor"), [(4, 0.0), (12, 1e-16), (18, 0.0), (34, 1e-16), (68, 0.0), (258, 1e-16)])
+@pytest.mark.usefixtures("way")
 def test_balanced(n: int, floor: float, device: str) -> None:
     check(*run("balanced", problems(2, n), device, lam=20.0, iterations=4, floor=floor))
 
 
 @pytest.mark.parametrize("n", [4, 12, 18, 34, 68, 258])
+@pytest.mark.usefixtures("way")
 def test_unbalanced(n: int, device: str) -> None:
     check(*run("unbalanced", problems(2, n), device, lam=5.0, rho=2.0, iterations=7))
 
 
 @pytest.mark.parametrize("rho", [1.0, math.inf])
+@pytest.mark.usefixtures("way")
 def test_self_transport(rho: float, device: str) -> None:
     a, _, cost = problems(3, 34)
     check(*run("self_transport", (a, cost), device, lam=5.0, rho=rho, iterations=6))
 
 
 @pytest.mark.parametrize("strength", [1.0, 30.0, 4000.0])
+@pytest.mark.usefixtures("way")
 def test_any_cost(strength: float, device: str) -> None:
     """``lam C`` up to 4,000, masses down to exp(-30): potentials of hundreds."""
     arguments = problems(2, 34, strength=strength, spread=8.0)
@@ -138,6 +151,7 @@ def test_the_same_distribution_twice(device: str) -> None:
     assert (out.cross.iterations == 1).all()
 
 
+@pytest.mark.usefixtures("way")
 def test_zeros_and_points(device: str) -> None:
     """All mass on one entry; mass in one distribution only; nothing connected; one problem of everything equal."""
     a, b, cost = problems(4, 12)

@@ -60,24 +60,20 @@ def supports(geometry: TokenGeometry) -> str | None:
     return None
 
 
-def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> Tensor:
+def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: bool = True) -> Tensor:
     """Same as `TokenGeometry.cost`, in float32: ids ``(P, n)`` to costs ``(P, n, n)``.
 
     The rows of the result are padded to a multiple of 16 entries, so that solvers can read them 16 bytes at a time. Ids
     are not checked: they come from `kernels.support`.
+    fill: without it, costs of entries that are no tokens are left as they come where a whole tile has none; the
+        solvers do not read them.
     """
-    return cost_and_neighbours(geometry, ids, scaled=scaled)[0]
-
-
-def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
-    """The same, and which entries have a neighbour: an entry other than themselves at finite cost ``(P, n)``."""
     obstacle = supports(geometry)
     if obstacle:
         raise ValueError(f"the cost kernel cannot run because {obstacle}; use TokenGeometry.cost")
     rows, n = ids.shape
     stride = 16 * triton.cdiv(n, 16)
     out = torch.empty(rows, n, stride, dtype=torch.float32, device=ids.device)
-    neighbours = torch.zeros(rows, n, dtype=torch.int8, device=ids.device)
     if rows:
         embeddings = geometry.embeddings
         size, weight = _sizes_and_weights(geometry)
@@ -89,7 +85,7 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
         # Per entry, so that the kernel finds them side by side; a radius of -1 says that an entry is no token.
         per_entry = size[token], weight[token], torch.where(ids < 0, -1.0, geometry.radius.float()[token])
         arguments = (
-            *(ids, embeddings, *per_entry, out, neighbours, near, n, embeddings.shape[1], embeddings.stride(0), stride),
+            *(ids, embeddings, *per_entry, out, near, n, embeddings.shape[1], embeddings.stride(0), stride),
             *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0, NEAR),
         )
         cosine = geometry.metric is COSINE
@@ -99,14 +95,14 @@ def cost_and_neighbours(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = 
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
             columns = min(PANEL_COLUMNS, width)
-            _panel_kernel[(rows,)](*arguments, cosine, tile, columns, num_warps=8, num_stages=PANEL_STAGES)
+            _panel_kernel[(rows,)](*arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES)
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]
             grid = (rows * (pairs - first),)
-            _tile_kernel[grid](*arguments, first, cosine, full, tile, columns, num_warps=4, num_stages=stages)
+            _tile_kernel[grid](*arguments, first, cosine, fill, full, tile, columns, num_warps=4, num_stages=stages)
         _near_kernel[(rows * pairs,)](*arguments, cosine, tile, min(64, width), num_warps=4)
-    return out[:, :, :n], neighbours != 0
+    return out[:, :, :n]
 
 
 def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
@@ -131,7 +127,6 @@ def _panel_kernel(
     weight,
     radius,
     out,
-    neighbours,
     near_tiles,
     n,
     width,
@@ -142,6 +137,7 @@ def _panel_kernel(
     factor,
     near_share,
     COSINE: tl.constexpr,
+    FILL: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -150,7 +146,6 @@ def _panel_kernel(
     weight += position * n
     radius += position * n
     out += position * n * out_stride
-    neighbours += position * n
     near_tiles += position * pairs
     i0 = tl.arange(0, TILE)
     i1 = TILE + i0
@@ -179,6 +174,8 @@ def _panel_kernel(
         dot02 = tl.dot(x0, tl.trans(x2), dot02)
         dot12 = tl.dot(x1, tl.trans(x2), dot12)
         dot22 = tl.dot(x2, tl.trans(x2), dot22)
+    used1 = tl.max(token1, axis=0) >= 0
+    used2 = (tl.max(token2, axis=0) >= 0) | (n <= 3 * TILE)  # the last entry, the dummy, has a cost but is no token
     _finish(
         dot00,
         i0,
@@ -187,8 +184,7 @@ def _panel_kernel(
         weight,
         radius,
         out,
-        neighbours,
-        near_tiles,
+        near_tiles + 0,
         n,
         out_stride,
         slack,
@@ -197,96 +193,106 @@ def _panel_kernel(
         False,
         COSINE,
     )
-    _finish(
-        dot01,
-        i0,
-        i1,
-        size,
-        weight,
-        radius,
-        out,
-        neighbours,
-        near_tiles + 1,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        True,
-        COSINE,
-    )
-    _finish(
-        dot11,
-        i1,
-        i1,
-        size,
-        weight,
-        radius,
-        out,
-        neighbours,
-        near_tiles + 2,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        False,
-        COSINE,
-    )
-    _finish(
-        dot02,
-        i0,
-        i2,
-        size,
-        weight,
-        radius,
-        out,
-        neighbours,
-        near_tiles + 3,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        True,
-        COSINE,
-    )
-    _finish(
-        dot12,
-        i1,
-        i2,
-        size,
-        weight,
-        radius,
-        out,
-        neighbours,
-        near_tiles + 4,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        True,
-        COSINE,
-    )
-    _finish(
-        dot22,
-        i2,
-        i2,
-        size,
-        weight,
-        radius,
-        out,
-        neighbours,
-        near_tiles + 5,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        False,
-        COSINE,
-    )
+    if FILL | used1:
+        _finish(
+            dot01,
+            i0,
+            i1,
+            size,
+            weight,
+            radius,
+            out,
+            near_tiles + 1,
+            n,
+            out_stride,
+            slack,
+            factor,
+            near_share,
+            True,
+            COSINE,
+        )
+    else:
+        tl.store(near_tiles + 1, 0)
+    if FILL | used1:
+        _finish(
+            dot11,
+            i1,
+            i1,
+            size,
+            weight,
+            radius,
+            out,
+            near_tiles + 2,
+            n,
+            out_stride,
+            slack,
+            factor,
+            near_share,
+            False,
+            COSINE,
+        )
+    else:
+        tl.store(near_tiles + 2, 0)
+    if FILL | used2:
+        _finish(
+            dot02,
+            i0,
+            i2,
+            size,
+            weight,
+            radius,
+            out,
+            near_tiles + 3,
+            n,
+            out_stride,
+            slack,
+            factor,
+            near_share,
+            True,
+            COSINE,
+        )
+    else:
+        tl.store(near_tiles + 3, 0)
+    if FILL | used2:
+        _finish(
+            dot12,
+            i1,
+            i2,
+            size,
+            weight,
+            radius,
+            out,
+            near_tiles + 4,
+            n,
+            out_stride,
+            slack,
+            factor,
+            near_share,
+            True,
+            COSINE,
+        )
+    else:
+        tl.store(near_tiles + 4, 0)
+    if FILL | used2:
+        _finish(
+            dot22,
+            i2,
+            i2,
+            size,
+            weight,
+            radius,
+            out,
+            near_tiles + 5,
+            n,
+            out_stride,
+            slack,
+            factor,
+            near_share,
+            False,
+            COSINE,
+        )
+    else:
+        tl.store(near_tiles + 5, 0)
 
 
 @triton.jit
@@ -297,7 +303,6 @@ def _tile_kernel(
     weight,
     radius,
     out,
-    neighbours,
     near_tiles,
     n,
     width,
@@ -309,6 +314,7 @@ def _tile_kernel(
     near_share,
     first_pair,
     COSINE: tl.constexpr,
+    FILL: tl.constexpr,
     FULL: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -324,8 +330,9 @@ def _tile_kernel(
     token_j = tl.load(ids + j, mask=j < n, other=-1)
     x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
     y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
+    tokens = (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)
     products = tl.zeros([TILE, TILE], tl.float32)
-    if (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0):
+    if tokens:
         for start in range(0, width, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
@@ -335,10 +342,14 @@ def _tile_kernel(
             else:
                 products = tl.dot(x, tl.trans(y), products)
     at = position * n
-    _finish(
-        products, i, j, size + at, weight + at, radius + at, out + at * out_stride, neighbours + at,
-        near_tiles + position * pairs + pair, n, out_stride, slack, factor, near_share, first != second, COSINE,
-    )  # fmt: skip
+    near = near_tiles + position * pairs + pair
+    if FILL | tokens | (second == (n - 1) // TILE):  # the last entry, the dummy, has a cost but is no token
+        _finish(
+            products, i, j, size + at, weight + at, radius + at, out + at * out_stride, near,
+            n, out_stride, slack, factor, near_share, first != second, COSINE,
+        )  # fmt: skip
+    else:
+        tl.store(near, 0)
 
 
 @triton.jit
@@ -350,7 +361,6 @@ def _finish(
     weight,
     radius,
     out,
-    neighbours,
     near_tile,
     n,
     out_stride,
@@ -376,7 +386,6 @@ def _finish(
     reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
     cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
     cost = tl.where(near, -1.0, cost)
-    _note_neighbours(neighbours, i, j, (cost >= 0) & (cost < float("inf")))
     cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
     everything = (i >= 0)[:, None] & (j >= 0)[None, :]
     _store_both(out, i, j, cost, everything, n, out_stride, mirror)
@@ -390,7 +399,6 @@ def _near_kernel(
     weight,
     radius,
     out,
-    neighbours,
     near_tiles,
     n,
     width,
@@ -440,7 +448,6 @@ def _near_kernel(
             cost = tl.where(near & is_row[:, None], exact[None, :], cost)
             near_rows = tl.where(is_row, 0, near_rows)
             left -= 1
-        _note_neighbours(neighbours + position * n, i, j, near & (cost < float("inf")))
         _store_both(out, i, j, cost, near, n, out_stride, first != second)
 
 
@@ -453,15 +460,6 @@ def _tile(pair):
         second += 1
         first -= second
     return first, second
-
-
-@triton.jit
-def _note_neighbours(neighbours, i, j, found):
-    """Several programs may find neighbours of one entry; all write the same."""
-    of_i = tl.max(found.to(tl.int32), axis=1)
-    of_j = tl.max(found.to(tl.int32), axis=0)
-    tl.store(neighbours + i, of_i.to(tl.int8), mask=of_i != 0)
-    tl.store(neighbours + j, of_j.to(tl.int8), mask=of_j != 0)
 
 
 @triton.jit

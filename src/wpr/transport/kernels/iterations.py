@@ -41,8 +41,8 @@ _LEAST, _MOST = tl.constexpr(8.7e-19), tl.constexpr(1.15e18)
 def iterate(
     cost,
     order,
-    degree,
     group_first,
+    group_width,
     list_index,
     list_cost,
     is_dense,
@@ -82,6 +82,7 @@ def iterate(
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     DEPTH: tl.constexpr,
+    GATHER: tl.constexpr,
     CORE: tl.constexpr,
     BORDER: tl.constexpr,
     PANEL: tl.constexpr,
@@ -89,10 +90,7 @@ def iterate(
 ):
     """OWN: how many self-transports come first. CROSS: 0 none, 1 unbalanced, 2 balanced."""
     problem = tl.program_id(0).to(tl.int64)
-    if LISTS:
-        mine = tl.load(is_dense + problem) == 0
-    else:
-        mine = tl.load(is_dense + problem) != 0
+    mine = tl.load(is_dense + problem) == 0 if LISTS else tl.load(is_dense + problem) != 0
     scratch += problem * (SCRATCH_ROWS * SIZE)
     xs = scratch + 4 * SIZE
     ys = scratch + 5 * SIZE
@@ -101,8 +99,8 @@ def iterate(
     place = tl.arange(0, SIZE)
     if LISTS:
         order += problem * groups * GROUP
-        degree += problem * groups * GROUP
         group_first += problem * groups
+        group_width += problem * groups
         list_index += problem * slots
         list_cost += problem * slots
         entry = tl.load(order + place, mask=place < groups * GROUP, other=n)
@@ -163,7 +161,22 @@ def iterate(
         tl.debug_barrier()
         if LISTS:
             for group in range(0, used, GROUP):
-                _group_sums(group, degree, group_first, list_index, list_cost, xs, shifts, ys, k, GROUP, DEPTH, False)
+                _group_sums(
+                    group,
+                    group_first,
+                    group_width,
+                    list_index,
+                    list_cost,
+                    x,
+                    xs,
+                    shifts,
+                    ys,
+                    k,
+                    GROUP,
+                    DEPTH,
+                    GATHER,
+                    False,
+                )
             tl.debug_barrier()
             sums = tl.load(ys + place, mask=real, other=1.0)
             y = tl.load(shifts + place) + tl.log2(sums)
@@ -171,7 +184,20 @@ def iterate(
                 tl.debug_barrier()
                 for group in range(0, used, GROUP):
                     _group_sums(
-                        group, degree, group_first, list_index, list_cost, xs, shifts, ys, k, GROUP, DEPTH, True
+                        group,
+                        group_first,
+                        group_width,
+                        list_index,
+                        list_cost,
+                        x,
+                        xs,
+                        shifts,
+                        ys,
+                        k,
+                        GROUP,
+                        DEPTH,
+                        GATHER,
+                        True,
                     )
                 tl.debug_barrier()
                 y = tl.load(ys + place, mask=real, other=0.0)
@@ -187,15 +213,16 @@ def iterate(
             step = tl.where(real, -tau * y - s, 0.0)
             change = tl.max(tl.abs(step), axis=0) * unit
             mass = tl.where(phase == _SELF_A, a, b)
-            # Before the update, which shrinks it once more.
-            gap = tl.exp2(mass - s * inverse_lam_rho) * (1.0 - tl.exp2(-step / tau))
-            error = tl.sum(tl.abs(gap), axis=0)
+            at_rest = s
             s += weight * step
             count += 1
             x = mass + s
             done = (own_tolerance > 0) & (change <= own_tolerance)
             if done | (count >= iterations):
                 converged = done.to(tl.int32)
+                # Before the update, which shrinks it once more.
+                gap = tl.exp2(mass - at_rest * inverse_lam_rho) * (1.0 - tl.exp2(-step / tau))
+                error = tl.sum(tl.abs(gap), axis=0)
                 if phase == _SELF_A:
                     own_a = s
                     if OWN == 2:
@@ -215,7 +242,7 @@ def iterate(
         elif CROSS == 2:
             if phase == _TO_F:
                 # y is what log v reaches. One more plain update would move log u from f to a - y.
-                if count > 0:
+                if (count > 0) & ((tolerance > 0) | (count >= iterations)):
                     error = tl.sum(tl.where(real, tl.abs(tl.exp2(f + y) - tl.exp2(a)), 0.0), axis=0)
                     change = tl.max(tl.where(real, tl.abs(a - y - f), 0.0), axis=0) * unit
                     converged = ((tolerance > 0) & (error <= tolerance)).to(tl.int32)
@@ -297,53 +324,55 @@ def iterate(
 @triton.jit
 def _group_sums(
     start,
-    degree,
     group_first,
+    group_width,
     list_index,
     list_cost,
+    x,
     xs,
     shifts,
     ys,
     k,
     GROUP: tl.constexpr,
     DEPTH: tl.constexpr,
+    GATHER: tl.constexpr,
     SAFE: tl.constexpr,
 ):
     """Write ``sum_j 2^(x_j - k c_ij - shift_i)`` of a group's entries; or if ``SAFE`` its logarithm, shift included,
     with the largest exponent as the shift.
     """
     member = tl.arange(0, GROUP)
-    depth = tl.arange(0, DEPTH)
-    length = tl.load(degree + start + member)
-    longest = tl.load(degree + start)
-    first = tl.load(group_first + start // GROUP)
+    first = tl.multiple_of(tl.load(group_first + start // GROUP), 16)
+    width = tl.multiple_of(tl.load(group_width + start // GROUP), 16)
+    slot = first + member[:, None] * width + tl.arange(0, DEPTH)[None, :]
     if SAFE:
-        tops = tl.full([DEPTH, GROUP], -float("inf"), tl.float32)
-        for beyond in range(0, longest, DEPTH):
-            t = _exponents(beyond + depth, member, first, length, list_index, list_cost, xs, k, GROUP)
-            tops = tl.maximum(tops, t)
-        shift = tl.max(tops, axis=0)
+        tops = tl.full([GROUP, DEPTH], -float("inf"), tl.float32)
+        for beyond in range(0, width, DEPTH):
+            tops = tl.maximum(tops, _exponents(slot + beyond, list_index, list_cost, x, xs, k, GROUP, DEPTH, GATHER))
+        shift = tl.max(tops, axis=1)
         shift = tl.where(shift == -float("inf"), 0.0, shift)
     else:
         shift = tl.load(shifts + start + member)
-    sums = tl.zeros([DEPTH, GROUP], tl.float32)
-    for beyond in range(0, longest, DEPTH):
-        t = _exponents(beyond + depth, member, first, length, list_index, list_cost, xs, k, GROUP)
-        sums += tl.exp2(t - shift[None, :])
-    total = tl.sum(sums, axis=0)
+    sums = tl.zeros([GROUP, DEPTH], tl.float32)
+    for beyond in range(0, width, DEPTH):
+        t = _exponents(slot + beyond, list_index, list_cost, x, xs, k, GROUP, DEPTH, GATHER)
+        sums += tl.exp2(t - shift[:, None])
+    total = tl.sum(sums, axis=1)
     if SAFE:
         total = shift + tl.log2(total)
     tl.store(ys + start + member, total)
 
 
 @triton.jit
-def _exponents(depth, member, first, length, list_index, list_cost, xs, k, GROUP: tl.constexpr):
+def _exponents(slot, list_index, list_cost, x, xs, k, GROUP: tl.constexpr, DEPTH: tl.constexpr, GATHER: tl.constexpr):
     """``x_j - k c_ij`` of some neighbours of a group's entries; -inf beyond the end of a list."""
-    slot = first + depth[:, None] * GROUP + member[None, :]
-    there = depth[:, None] < length[None, :]
-    j = tl.load(list_index + slot, mask=there, other=0)
-    c = tl.load(list_cost + slot, mask=there, other=float("inf"))
-    return tl.load(xs + j) - k * c
+    j = tl.load(list_index + slot)
+    c = tl.load(list_cost + slot)
+    if GATHER:
+        flat = tl.reshape(j.to(tl.int32), [GROUP * DEPTH])
+        return tl.reshape(tl.gather(x, flat, 0), [GROUP, DEPTH]) - k * c
+    else:
+        return tl.load(xs + j) - k * c
 
 
 @triton.jit
@@ -373,21 +402,20 @@ def _matrix_sums(
     else:
         x_first = 0.0
         x_second = 0.0
+    there = (x_columns != -float("inf"))[None, :]  # a cost that is not there may be anything
     for start in range(0, used, PANEL):
         row = start + tl.arange(0, PANEL)
         if EVEN:
-            c = tl.load(cost + row[:, None] * row_stride + column[None, :])
+            c = tl.load(cost + row[:, None] * row_stride + column[None, :], mask=there, other=float("inf"))
         else:
-            c = tl.load(
-                cost + row[:, None] * row_stride + column[None, :],
-                mask=(row < n)[:, None] & (column < n)[None, :],
-                other=float("inf"),
-            )
+            inside = (row < n)[:, None] & (column < n)[None, :]
+            c = tl.load(cost + row[:, None] * row_stride + column[None, :], mask=there & inside, other=float("inf"))
         sums = _log_sums(c, row, x_columns, x_first, x_second, cost, xs, shifts, k, same_k, row_stride, CORE, BORDER)
         tl.store(ys + row, sums)
     for extra in tl.static_range(BORDER):
         entry = tl.arange(0, SIZE)
-        border = tl.load(cost + (CORE + extra) * row_stride + entry, mask=entry < n, other=float("inf"))
+        there = (entry < n) & (x != -float("inf"))
+        border = tl.load(cost + (CORE + extra) * row_stride + entry, mask=there, other=float("inf"))
         t = x - k * border
         top = tl.max(t, axis=0)
         top = tl.where(top == -float("inf"), 0.0, top)
@@ -419,8 +447,9 @@ def _log_sums(
     sums = tl.sum(tl.exp2(x[None, :] - k * c - shift[:, None]), axis=1)
     if BORDER > 0:
         # The cost is symmetric: the border's rows are also its columns.
-        t_first = x_first - k * tl.load(cost + CORE * row_stride + row)
+        t_first = tl.where(x_first == -float("inf"), x_first, x_first - k * tl.load(cost + CORE * row_stride + row))
         t_second = x_second - k * tl.load(cost + (CORE + 1) * row_stride + row)
+        t_second = tl.where(x_second == -float("inf"), x_second, t_second)
         sums += tl.exp2(t_first - shift) + tl.exp2(t_second - shift)
     fine = ((sums > _LEAST) & (sums < _MOST)) | (tl.load(xs + row) == -float("inf"))
     if tl.min(fine.to(tl.int32), axis=0) == 0:

@@ -1,7 +1,7 @@
 """The Sinkhorn solvers on a GPU; same names and results as `transport.sinkhorn`.
 
-Notation for shapes: ``P`` problems, ``n`` support entries. All iterations of all problems are two launches:
-`neighbour_lists`, then `iterations`.
+Notation for shapes: ``P`` problems, ``n`` support entries. What all of them do is
+`neighbour_lists`, which may be given if several solvers work on one cost, then `iterations`.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -16,11 +16,13 @@ import triton
 from torch import Tensor
 
 from wpr.transport.kernels.iterations import SCRATCH_ROWS, iterate
-from wpr.transport.kernels.neighbour_lists import GROUP, neighbour_lists
+from wpr.transport.kernels.neighbour_lists import GROUP, NeighbourLists, neighbour_lists
 from wpr.transport.sinkhorn import LOG_TINY, Solution, relaxation_schedule
 
 DEPTH = 16
-"""Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps."""
+"""Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps. It divides 16."""
+
+GATHER = True
 
 WARPS = 4
 
@@ -48,33 +50,57 @@ def balanced(
     iterations: int,
     tolerance: float = 0.0,
     floor: float = 0.0,
+    lists: NeighbourLists | None = None,
 ) -> Solution:
     """Same as `sinkhorn.balanced`, in float32."""
-    return _solve(log_a, log_b, cost, lam, math.inf, iterations, tolerance, floor, own=0, cross=2)[0]
+    return _solve(log_a, log_b, cost, lam, math.inf, iterations, tolerance, floor, lists, own=0, cross=2)[0]
 
 
 def unbalanced(
-    log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, rho: float, iterations: int, tolerance: float = 0.0
+    log_a: Tensor,
+    log_b: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    rho: float,
+    iterations: int,
+    tolerance: float = 0.0,
+    lists: NeighbourLists | None = None,
 ) -> Solution:
     """Same as `sinkhorn.unbalanced`, in float32."""
-    return _solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, own=0, cross=1)[0]
+    return _solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, lists, own=0, cross=1)[0]
 
 
 def self_transport(
-    log_a: Tensor, cost: Tensor, *, lam: float, rho: float = math.inf, iterations: int, tolerance: float = 0.0
+    log_a: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    rho: float = math.inf,
+    iterations: int,
+    tolerance: float = 0.0,
+    lists: NeighbourLists | None = None,
 ) -> Solution:
     """Same as `sinkhorn.self_transport`, in float32."""
-    solution, own_a, _ = _solve(log_a, log_a, cost, lam, rho, iterations, tolerance, 0.0, own=1, cross=0)
+    solution, own_a, _ = _solve(log_a, log_a, cost, lam, rho, iterations, tolerance, 0.0, lists, own=1, cross=0)
     return Solution(own_a, own_a, solution.iterations, solution.marginal_error, solution.change, solution.converged)
 
 
 def debiased(
-    log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, rho: float, iterations: int, tolerance: float = 0.0
+    log_a: Tensor,
+    log_b: Tensor,
+    cost: Tensor,
+    *,
+    lam: float,
+    rho: float,
+    iterations: int,
+    tolerance: float = 0.0,
+    lists: NeighbourLists | None = None,
 ) -> Debiased:
     """Both self-transports, a hundred times more exact than ``tolerance``, and from their potentials the unbalanced
     transport between the two.
     """
-    return Debiased(*_solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, own=2, cross=1))
+    return Debiased(*_solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, lists, own=2, cross=1))
 
 
 def _solve(
@@ -86,6 +112,7 @@ def _solve(
     iterations: int,
     tolerance: float,
     floor: float,
+    lists: NeighbourLists | None,
     *,
     own: int,
     cross: int,
@@ -103,9 +130,9 @@ def _solve(
         size = max(GROUP, core, triton.next_power_of_2(n))
         scratch = torch.empty(rows, SCRATCH_ROWS.value, size, dtype=torch.float32, device=device)
         tau = 1.0 if math.isinf(rho) else rho / (rho + 1 / lam)
-        lists = neighbour_lists(log_a, log_b, cost)
+        lists = neighbour_lists(log_a, log_b, cost) if lists is None else lists
         arguments = (
-            *(cost, lists.order, lists.degree, lists.first, lists.index, lists.cost, lists.dense),
+            *(cost, lists.order, lists.first, lists.width, lists.index, lists.cost, lists.dense),
             *(log_a, log_b, f, g, own_a, own_b, counts, converged, error, change, scratch),
             *(n, cost.stride(0), cost.stride(1), lists.index.shape[1], lists.first.shape[1]),
             *(lam * _LOG2_E, lam * _LOG2_E, 0.0 if math.isinf(rho) else 1 / (lam * rho), tau),
@@ -113,7 +140,7 @@ def _solve(
             *(LOG_TINY[torch.float32], iterations, tolerance, tolerance / 100 if cross else tolerance),
             *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
         )
-        shape = (size, GROUP, DEPTH, core, border, min(core, max(1, PANEL // core)), n >= core)
+        shape = (size, GROUP, DEPTH, GATHER, core, border, min(core, max(1, PANEL // core)), n >= core)
         iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
     return Solution(f, g, counts.long(), error, change, converged.bool()), own_a, own_b
