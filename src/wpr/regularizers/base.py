@@ -70,13 +70,20 @@ class TwoPhaseRegularizer(Regularizer, Protocol):
 
 def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
     """The tokens as int64; refuse inputs that do not belong together, naming what does not fit."""
+    tokens = check_shapes(policy_logits, reference_logits, tokens)
+    refuse_tokens_outside(tokens, policy_logits.shape[-1])
+    return tokens
+
+
+def check_shapes(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
+    """The same without a look at the tokens themselves, for which the host would have to wait for the device."""
     if policy_logits.ndim != 2 or policy_logits.shape != reference_logits.shape:
         raise ValueError(
             f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must "
             f"both be (positions, vocabulary) and of one shape; "
             "flatten batch and time first, and drop padding"
         )
-    positions, vocabulary = policy_logits.shape
+    positions = len(policy_logits)
     if not (policy_logits.is_floating_point() and reference_logits.is_floating_point()):
         raise ValueError(
             f"logits of type {policy_logits.dtype} and {reference_logits.dtype}; both must be floating point"
@@ -92,7 +99,11 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} "
             f"and {tokens.device}; move them to one device"
         )
-    tokens = tokens.long()
+    return tokens.long()
+
+
+def refuse_tokens_outside(tokens: Tensor, vocabulary: int) -> None:
+    """Raise if a token id ``(P,)`` is none of the vocabulary's."""
     outside = ((tokens < 0) | (tokens >= vocabulary)).nonzero().squeeze(-1)
     if len(outside):
         raise ValueError(
@@ -100,7 +111,6 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"(0..{vocabulary - 1}); "
             "padding and ignored labels must be dropped before a regularizer sees them"
         )
-    return tokens
 
 
 def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int = 0) -> None:

@@ -22,7 +22,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.regularizers.base import (
+    Gauge,
+    RegularizerOutput,
+    check_inputs,
+    check_shapes,
+    refuse_impossible_tokens,
+    refuse_tokens_outside,
+)
 from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
@@ -289,13 +296,16 @@ class Wasserstein:
             return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)
         from wpr.transport.kernels.support import reduce_logits
 
-        tokens = check_inputs(policy_logits, reference_logits, tokens)
+        tokens = check_shapes(policy_logits, reference_logits, tokens)
         self._check(policy_logits)
-        support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2)
+        last = self.geometry.vocabulary - 1
+        known = tokens.clamp(0, last)
+        support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
 
         def refuse() -> None:
-            impossible = support.log_of_sampled == -torch.inf
-            if (~log_policy.isfinite() | ~log_reference.isfinite() | impossible).any():
+            bad = (tokens != known) | ~log_policy.isfinite() | ~log_reference.isfinite()
+            if (bad | (support.log_of_sampled == -torch.inf)).any():
+                refuse_tokens_outside(tokens, last + 1)
                 refuse_rows_without_total(log_policy, "policy")
                 refuse_rows_without_total(log_reference, "reference")
                 refuse_impossible_tokens(support.log_of_sampled, tokens)

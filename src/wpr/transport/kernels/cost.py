@@ -35,6 +35,8 @@ from wpr.transport.metrics import COSINE, EUCLIDEAN, NEAR
 TILE = 64
 """Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
 
+EXTRA: dict = {}
+
 PANEL_TILES = 3
 """Tiles of entries that a panel holds."""
 
@@ -81,11 +83,20 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         tiles = triton.cdiv(n, tile)
         pairs = tiles * (tiles + 1) // 2
         near = torch.empty(rows, pairs, dtype=torch.int32, device=ids.device)
-        token = ids.clamp_min(0)
-        # Per entry, so that the kernel finds them side by side; a radius of -1 says that an entry is no token.
-        per_entry = size[token], weight[token], torch.where(ids < 0, -1.0, geometry.radius.float()[token])
         arguments = (
-            *(ids, embeddings, *per_entry, out, near, n, embeddings.shape[1], embeddings.stride(0), stride),
+            *(
+                ids,
+                embeddings,
+                size,
+                weight,
+                geometry.radius.float(),
+                out,
+                near,
+                n,
+                embeddings.shape[1],
+                embeddings.stride(0),
+                stride,
+            ),
             *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0, NEAR),
         )
         cosine = geometry.metric is COSINE
@@ -95,7 +106,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
             columns = min(PANEL_COLUMNS, width)
-            _panel_kernel[(rows,)](*arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES)
+            _panel_kernel[(rows,)](*arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES, **EXTRA)
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]
@@ -142,9 +153,6 @@ def _panel_kernel(
     COLUMNS: tl.constexpr,
 ):
     position = tl.program_id(0).to(tl.int64)
-    size += position * n
-    weight += position * n
-    radius += position * n
     out += position * n * out_stride
     near_tiles += position * pairs
     i0 = tl.arange(0, TILE)
@@ -174,125 +182,15 @@ def _panel_kernel(
         dot02 = tl.dot(x0, tl.trans(x2), dot02)
         dot12 = tl.dot(x1, tl.trans(x2), dot12)
         dot22 = tl.dot(x2, tl.trans(x2), dot22)
-    used1 = tl.max(token1, axis=0) >= 0
-    used2 = (tl.max(token2, axis=0) >= 0) | (n <= 3 * TILE)  # the last entry, the dummy, has a cost but is no token
-    _finish(
-        dot00,
-        i0,
-        i0,
-        size,
-        weight,
-        radius,
-        out,
-        near_tiles + 0,
-        n,
-        out_stride,
-        slack,
-        factor,
-        near_share,
-        False,
-        COSINE,
-    )
-    if FILL | used1:
-        _finish(
-            dot01,
-            i0,
-            i1,
-            size,
-            weight,
-            radius,
-            out,
-            near_tiles + 1,
-            n,
-            out_stride,
-            slack,
-            factor,
-            near_share,
-            True,
-            COSINE,
-        )
-    else:
-        tl.store(near_tiles + 1, 0)
-    if FILL | used1:
-        _finish(
-            dot11,
-            i1,
-            i1,
-            size,
-            weight,
-            radius,
-            out,
-            near_tiles + 2,
-            n,
-            out_stride,
-            slack,
-            factor,
-            near_share,
-            False,
-            COSINE,
-        )
-    else:
-        tl.store(near_tiles + 2, 0)
-    if FILL | used2:
-        _finish(
-            dot02,
-            i0,
-            i2,
-            size,
-            weight,
-            radius,
-            out,
-            near_tiles + 3,
-            n,
-            out_stride,
-            slack,
-            factor,
-            near_share,
-            True,
-            COSINE,
-        )
-    else:
-        tl.store(near_tiles + 3, 0)
-    if FILL | used2:
-        _finish(
-            dot12,
-            i1,
-            i2,
-            size,
-            weight,
-            radius,
-            out,
-            near_tiles + 4,
-            n,
-            out_stride,
-            slack,
-            factor,
-            near_share,
-            True,
-            COSINE,
-        )
-    else:
-        tl.store(near_tiles + 4, 0)
-    if FILL | used2:
-        _finish(
-            dot22,
-            i2,
-            i2,
-            size,
-            weight,
-            radius,
-            out,
-            near_tiles + 5,
-            n,
-            out_stride,
-            slack,
-            factor,
-            near_share,
-            False,
-            COSINE,
-        )
-    else:
-        tl.store(near_tiles + 5, 0)
+    first, second, third = (i0, token0), (i1, token1), (i2, token2)
+    factors = (size, weight, radius)
+    limits = (n, out_stride, slack, factor, near_share)
+    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE)
+    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE)
+    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE)
+    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE)
+    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE)
+    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE)
 
 
 @triton.jit
@@ -330,9 +228,8 @@ def _tile_kernel(
     token_j = tl.load(ids + j, mask=j < n, other=-1)
     x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
     y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
-    tokens = (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)
     products = tl.zeros([TILE, TILE], tl.float32)
-    if tokens:
+    if (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0):
         for start in range(0, width, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
@@ -341,54 +238,52 @@ def _tile_kernel(
                 products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
             else:
                 products = tl.dot(x, tl.trans(y), products)
-    at = position * n
+    factors = (size, weight, radius)
+    limits = (n, out_stride, slack, factor, near_share)
+    out += position * n * out_stride
     near = near_tiles + position * pairs + pair
-    if FILL | tokens | (second == (n - 1) // TILE):  # the last entry, the dummy, has a cost but is no token
-        _finish(
-            products, i, j, size + at, weight + at, radius + at, out + at * out_stride, near,
-            n, out_stride, slack, factor, near_share, first != second, COSINE,
-        )  # fmt: skip
-    else:
-        tl.store(near, 0)
+    _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, first != second, FILL, COSINE)
 
 
 @triton.jit
-def _finish(
-    products,
-    i,
-    j,
-    size,
-    weight,
-    radius,
-    out,
-    near_tile,
-    n,
-    out_stride,
-    slack,
-    factor,
-    near_share,
-    mirror,
-    COSINE: tl.constexpr,
-):
-    """Costs of a tile from its products, written on both sides of the diagonal."""
-    size_i = tl.load(size + i, mask=i < n, other=0.0)
-    size_j = tl.load(size + j, mask=j < n, other=0.0)
-    weight_i = tl.load(weight + i, mask=i < n, other=0.0)
-    weight_j = tl.load(weight + j, mask=j < n, other=0.0)
-    radius_i = tl.load(radius + i, mask=i < n, other=-1.0)
-    radius_j = tl.load(radius + j, mask=j < n, other=-1.0)
-    sizes = size_i[:, None] + size_j[None, :]
-    squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
-    others = (radius_i >= 0)[:, None] & (radius_j >= 0)[None, :] & (i[:, None] != j[None, :])
-    near = others & (squared < near_share * sizes)
-    tl.store(near_tile, tl.max(tl.max(near.to(tl.int32), axis=1), axis=0))
-    distance = squared * 0.5 if COSINE else tl.sqrt(squared)
-    reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
-    cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
-    cost = tl.where(near, -1.0, cost)
-    cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
-    everything = (i >= 0)[:, None] & (j >= 0)[None, :]
-    _store_both(out, i, j, cost, everything, n, out_stride, mirror)
+def _finish(products, rows, columns, factors, limits, out, near_tile, mirror, FILL: tl.constexpr, COSINE: tl.constexpr):
+    """Costs of a tile from its products, written on both sides of the diagonal.
+
+    rows, columns: the entries of the tile and their tokens. near_tile: where to note whether it has near pairs.
+    """
+    i, token_i = rows
+    j, token_j = columns
+    size, weight, radius = factors
+    n, out_stride, slack, factor, near_share = limits
+    any_near = 0
+    if FILL | ((tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)):
+        real_i = token_i >= 0
+        real_j = token_j >= 0
+        size_i = tl.load(size + token_i, mask=real_i, other=0.0)
+        size_j = tl.load(size + token_j, mask=real_j, other=0.0)
+        weight_i = tl.load(weight + token_i, mask=real_i, other=0.0)
+        weight_j = tl.load(weight + token_j, mask=real_j, other=0.0)
+        radius_i = tl.load(radius + token_i, mask=real_i, other=0.0)
+        radius_j = tl.load(radius + token_j, mask=real_j, other=0.0)
+        sizes = size_i[:, None] + size_j[None, :]
+        squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
+        others = real_i[:, None] & real_j[None, :] & (i[:, None] != j[None, :])
+        near = others & (squared < near_share * sizes)
+        any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
+        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
+        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
+        cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
+        cost = tl.where(near, -1.0, cost)
+        cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
+        everything = (i >= 0)[:, None] & (j >= 0)[None, :]
+        _store_both(out, i, j, cost, everything, n, out_stride, mirror)
+    else:
+        # Of what is left out, solvers read the dummy, the last entry, which no token is near.
+        if tl.max(j, axis=0) >= n - 1:
+            alone = tl.where(i == n - 1, 0.0, float("inf"))
+            tl.store(out + i * out_stride + n - 1, alone, mask=i < n)
+            tl.store(out + (n - 1) * out_stride + i, alone, mask=i < n)
+    tl.store(near_tile, any_near)
 
 
 @triton.jit
@@ -424,8 +319,8 @@ def _near_kernel(
         near = cost < 0
         row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
         y_rows = embeddings + row_j * row_stride
-        weight_j = tl.load(weight + position * n + j, mask=j < n, other=0.0)
-        radius_j = tl.load(radius + position * n + j, mask=j < n, other=-1.0)
+        weight_j = tl.load(weight + row_j)
+        radius_j = tl.load(radius + row_j)
         near_rows = tl.max(near.to(tl.int32), axis=1)
         left = tl.sum(near_rows, axis=0)
         while left > 0:
@@ -433,7 +328,7 @@ def _near_kernel(
             is_row = tl.arange(0, TILE) == row
             wanted = tl.max((near & is_row[:, None]).to(tl.int32), axis=0) != 0
             own = tl.load(ids + first * TILE + row)
-            own_weight = tl.load(weight + position * n + first * TILE + row)
+            own_weight = tl.load(weight + own)
             sums = tl.zeros([TILE], tl.float32)
             for start in range(0, width, COLUMNS):
                 column = start + tl.arange(0, COLUMNS)
@@ -443,7 +338,7 @@ def _near_kernel(
                 difference = tl.where(mask, (x * own_weight)[None, :] - y * weight_j[:, None], 0.0)
                 sums += tl.sum(difference * difference, axis=1)
             distance = sums * 0.5 if COSINE else tl.sqrt(sums)
-            reach = tl.maximum(tl.load(radius + position * n + first * TILE + row), radius_j) * slack
+            reach = tl.maximum(tl.load(radius + own), radius_j) * slack
             exact = tl.where(distance <= reach, distance * factor, float("inf"))
             cost = tl.where(near & is_row[:, None], exact[None, :], cost)
             near_rows = tl.where(is_row, 0, near_rows)

@@ -30,8 +30,8 @@ BLOCK = 64
 many for 256,000 tokens and k = 128; a block of bf16 is one cache line; and a block's members fit the bits of an int64.
 """
 
-BLOCKS_OF_A_PROGRAM = 128
-"""Blocks that one program of the full read takes: 16 KB of bf16, 64 logits a thread in flight."""
+BLOCKS_OF_A_PROGRAM = 256
+"""Blocks that one program of the full read takes: 32 KB of bf16, 128 logits a thread in flight."""
 
 UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """Low bits that are zero in every float32 that came from the type."""
