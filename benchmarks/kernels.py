@@ -114,7 +114,7 @@ class Bench:
         for name, work in works.items():
             for _ in range(2 if self.device.type == "cuda" else 0):
                 work()
-            memory[name] = self._peak(work)
+            memory[name] = self.peak(work)
         for _ in range(self.repeats):
             for name, work in works.items():
                 times[name].append(self._time(work))
@@ -133,7 +133,11 @@ class Bench:
         torch.cuda.synchronize()
         return float(start.elapsed_time(stop))
 
-    def _peak(self, work: Work) -> float:
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def peak(self, work: Work) -> float:
         if self.device.type != "cuda":
             return 0.0
         torch.cuda.synchronize()
@@ -377,6 +381,23 @@ def check(bench: Bench, logits: Path | None) -> list[str]:
     return lines
 
 
+def geometry(bench: Bench) -> list[str]:
+    """The radii of the whole vocabulary."""
+    results = []
+    for _ in range(3):
+        bench.sync()
+        start = time.perf_counter()
+        memory = bench.peak(
+            lambda: TokenGeometry.from_embeddings(bench.embeddings, neighbours=bench.case.neighbours, progress=False)
+        )
+        results.append(time.perf_counter() - start)
+    shape = " x ".join(f"{size:,}" for size in bench.embeddings.shape)
+    found = ", ".join(f"{seconds:.2f}" for seconds in results)
+    return [
+        f"{shape}, {bench.case.neighbours} neighbours: {found} s in three builds, {memory:.0f} MB beyond the embeddings."
+    ]
+
+
 def tune(bench: Bench) -> list[str]:
     """Block sizes of the three kernels that take the time."""
     from wpr.transport.kernels import cost, neighbour_lists, potentials, support, vocabulary
@@ -403,7 +424,14 @@ def tune(bench: Bench) -> list[str]:
         record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
     cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
     settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
-    for depth, warps, gather in ((8, 4, True), (16, 4, True), (16, 8, True), (8, 4, False), (16, 4, False), (8, 2, True)):
+    for depth, warps, gather in (
+        (8, 4, True),
+        (16, 4, True),
+        (16, 8, True),
+        (8, 4, False),
+        (16, 4, False),
+        (8, 2, True),
+    ):
         potentials.DEPTH, potentials.WARPS, potentials.GATHER = depth, warps, gather
         record(
             "semantic potentials",
@@ -416,7 +444,7 @@ def tune(bench: Bench) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["micro", "stages", "scaling", "check", "tune"])
+    parser.add_argument("--only", nargs="+", choices=["micro", "stages", "scaling", "check", "geometry", "tune"])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU under Triton's interpreter")
     parser.add_argument("--logits", type=Path, help="real logits for --only check")
@@ -428,7 +456,7 @@ def main() -> None:
     case, repeats = (TINY, 1) if arguments.tiny else (Case(), arguments.repeats)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, interpreted: times mean nothing"
     lines = [f"{name}, torch {torch.__version__}, medians of {repeats} runs."]
-    parts = arguments.only or ["check", "micro", "stages", "scaling"]
+    parts = arguments.only or ["check", "micro", "stages", "geometry", "scaling"]
     bench = Bench(case, device, repeats)
     for part in parts:
         if part == "scaling":
@@ -436,7 +464,7 @@ def main() -> None:
         elif part == "check":
             table = check(bench, arguments.logits)
         else:
-            table = {"micro": micro, "stages": stages, "tune": tune}[part](bench)
+            table = {"micro": micro, "stages": stages, "geometry": geometry, "tune": tune}[part](bench)
         lines += ["", f"## {part}", "", *table]
         print("\n".join(["", f"## {part}", "", *table]), flush=True)
         if arguments.out:

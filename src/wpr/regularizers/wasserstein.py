@@ -272,6 +272,8 @@ class Wasserstein:
             step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
         with full_precision(support.ids.device):
             parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
+        if len(parts) == 1:
+            return parts[0]
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), diagnostics
 
@@ -340,14 +342,12 @@ class Wasserstein:
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
-        log_a, log_b = support.log_policy, support.log_reference
-        log_a, log_b, padding = prepare_masses(log_a, log_b)
-        if self._by_kernels(log_a):
-            cross, own, connected = self._solve_by_kernels(support.ids, log_a, log_b)
-        else:
-            cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-            connected = (cost.isfinite() & ~padding.unsqueeze(-2)).sum(-1) > 1
-            cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+        if self._by_kernels(support.log_policy):
+            return self._penalties_by_kernels(support)
+        log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
+        cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
+        connected = (cost.isfinite() & ~padding.unsqueeze(-2)).sum(-1) > 1
+        cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
         derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
         penalty, mean, divergence = derive(log_a, log_b, padding, cross, own)
         if s.gauge == "value":
@@ -365,6 +365,37 @@ class Wasserstein:
             "leftover_reference": log_b[:, -1].exp(),
         }
         return penalty, divergence, diagnostics
+
+    def _penalties_by_kernels(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same with the Triton kernels."""
+        from wpr.transport.kernels import potentials
+        from wpr.transport.kernels.cost import cost as cost_of
+        from wpr.transport.kernels.neighbour_lists import neighbour_lists
+        from wpr.transport.kernels.penalty import penalties
+
+        s = self.settings
+        log_a, log_b = support.log_policy, support.log_reference
+        cost = cost_of(self.geometry, support.ids, scaled=s.scaled, fill=False)
+        lists = neighbour_lists(log_a, log_b, cost)
+        rho = s.rho if s.marginals == "unbalanced" else math.inf
+        cross, own = potentials.solve(
+            log_a, log_b, cost, lists,
+            lam=s.lam, rho=rho, iterations=s.iterations, tolerance=s.tolerance, floor=s.floor, debias=s.debias,
+        )  # fmt: skip
+        out = penalties(
+            support.ids, log_a, log_b, lists.count, cross, own, lam=s.lam, rho=rho, value_gauge=s.gauge == "value"
+        )
+        diagnostics = {
+            "iterations": cross.iterations,
+            "marginal_error": cross.marginal_error,
+            "change": cross.change,
+            "converged": cross.converged,
+            "support_size": out.support_size,
+            "isolated_share": out.isolated_share,
+            "leftover_policy": out.leftover_policy,
+            "leftover_reference": out.leftover_reference,
+        }
+        return out.penalty, out.divergence, diagnostics
 
     @torch.no_grad()
     def transport_plan(self, support: Support) -> TransportPlan:
@@ -404,34 +435,6 @@ class Wasserstein:
             return solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor), own
         # The self-potentials are also a good start: where policy and reference agree, they are the solution.
         return solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own), own
-
-    def _solve_by_kernels(
-        self, ids: Tensor, log_a: Tensor, log_b: Tensor
-    ) -> tuple[Solution, tuple[Tensor, Tensor] | None, Tensor]:
-        """`_solve` with the Triton kernels, and which entries have a neighbour."""
-        from wpr.transport.kernels import potentials
-        from wpr.transport.kernels.cost import cost as cost_of
-        from wpr.transport.kernels.neighbour_lists import neighbour_lists
-
-        s = self.settings
-        cost = cost_of(self.geometry, ids, scaled=s.scaled, fill=False)
-        lists = neighbour_lists(log_a, log_b, cost)
-        connected = lists.count[:, : ids.shape[-1]] > 1
-        if s.marginals == "unbalanced":
-            limits = {"lam": s.lam, "rho": s.rho, "iterations": s.iterations, "tolerance": s.tolerance}
-            if not s.debias:
-                return potentials.unbalanced(log_a, log_b, cost, **limits, lists=lists), None, connected
-            out = potentials.debiased(log_a, log_b, cost, **limits, lists=lists)
-            return out.cross, (out.own_a, out.own_b), connected
-        limits = {"lam": s.lam, "iterations": s.iterations}
-        cross = potentials.balanced(log_a, log_b, cost, **limits, tolerance=s.tolerance, floor=s.floor, lists=lists)
-        if not s.debias:
-            return cross, None, connected
-        own_a, own_b = (
-            potentials.self_transport(x, cost, **limits, tolerance=s.tolerance / 100, lists=lists).f
-            for x in (log_a, log_b)
-        )
-        return cross, (own_a, own_b), connected
 
     def _unbalanced(
         self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None

@@ -106,7 +106,9 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
             columns = min(PANEL_COLUMNS, width)
-            _panel_kernel[(rows,)](*arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES, **EXTRA)
+            _panel_kernel[(rows,)](
+                *arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES, **EXTRA
+            )
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]

@@ -316,7 +316,7 @@ def iterate(
         tl.store(out_g + problem * n + entry, g * unit, mask=inside)
     if mine:
         tl.store(out_count + problem, count)
-        tl.store(out_converged + problem, converged)
+        tl.store(out_converged + problem, converged != 0)
         tl.store(out_error + problem, error)
         tl.store(out_change + problem, change)
 

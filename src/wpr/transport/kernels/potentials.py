@@ -25,6 +25,7 @@ DEPTH = 16
 GATHER = True
 
 WARPS = 4
+EXTRA: dict = {}
 
 PANEL = 4096
 """Entries of the matrix that are worked on together, where a problem is dense: 16 a thread of 8 warps."""
@@ -50,25 +51,16 @@ def balanced(
     iterations: int,
     tolerance: float = 0.0,
     floor: float = 0.0,
-    lists: NeighbourLists | None = None,
 ) -> Solution:
     """Same as `sinkhorn.balanced`, in float32."""
-    return _solve(log_a, log_b, cost, lam, math.inf, iterations, tolerance, floor, lists, own=0, cross=2)[0]
+    return _solve(log_a, log_b, cost, None, lam, math.inf, iterations, tolerance, floor, own=0, cross=2)[0]
 
 
 def unbalanced(
-    log_a: Tensor,
-    log_b: Tensor,
-    cost: Tensor,
-    *,
-    lam: float,
-    rho: float,
-    iterations: int,
-    tolerance: float = 0.0,
-    lists: NeighbourLists | None = None,
+    log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, rho: float, iterations: int, tolerance: float = 0.0
 ) -> Solution:
     """Same as `sinkhorn.unbalanced`, in float32."""
-    return _solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, lists, own=0, cross=1)[0]
+    return _solve(log_a, log_b, cost, None, lam, rho, iterations, tolerance, 0.0, own=0, cross=1)[0]
 
 
 def self_transport(
@@ -82,37 +74,59 @@ def self_transport(
     lists: NeighbourLists | None = None,
 ) -> Solution:
     """Same as `sinkhorn.self_transport`, in float32."""
-    solution, own_a, _ = _solve(log_a, log_a, cost, lam, rho, iterations, tolerance, 0.0, lists, own=1, cross=0)
+    solution, own_a, _ = _solve(log_a, log_a, cost, lists, lam, rho, iterations, tolerance, 0.0, own=1, cross=0)
     return Solution(own_a, own_a, solution.iterations, solution.marginal_error, solution.change, solution.converged)
 
 
 def debiased(
-    log_a: Tensor,
-    log_b: Tensor,
-    cost: Tensor,
-    *,
-    lam: float,
-    rho: float,
-    iterations: int,
-    tolerance: float = 0.0,
-    lists: NeighbourLists | None = None,
+    log_a: Tensor, log_b: Tensor, cost: Tensor, *, lam: float, rho: float, iterations: int, tolerance: float = 0.0
 ) -> Debiased:
     """Both self-transports, a hundred times more exact than ``tolerance``, and from their potentials the unbalanced
     transport between the two.
     """
-    return Debiased(*_solve(log_a, log_b, cost, lam, rho, iterations, tolerance, 0.0, lists, own=2, cross=1))
+    return Debiased(*_solve(log_a, log_b, cost, None, lam, rho, iterations, tolerance, 0.0, own=2, cross=1))
+
+
+def solve(
+    log_a: Tensor,
+    log_b: Tensor,
+    cost: Tensor,
+    lists: NeighbourLists,
+    *,
+    lam: float,
+    rho: float,
+    iterations: int,
+    tolerance: float,
+    floor: float,
+    debias: bool,
+) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
+    """The transport between the two, and if asked for the potentials of each one's transport to itself. ``rho`` is
+    infinity for balanced marginals. ``lists`` are those of ``cost``.
+    """
+    arguments = (log_a, log_b, cost, lists, lam, rho, iterations, tolerance)
+    if not math.isinf(rho):
+        cross, own_a, own_b = _solve(*arguments, 0.0, own=2 if debias else 0, cross=1)
+        return cross, (own_a, own_b) if debias else None
+    cross = _solve(*arguments, floor, own=0, cross=2)[0]
+    if not debias:
+        return cross, None
+    own_a, own_b = (
+        self_transport(x, cost, lam=lam, iterations=iterations, tolerance=tolerance / 100, lists=lists).f
+        for x in (log_a, log_b)
+    )
+    return cross, (own_a, own_b)
 
 
 def _solve(
     log_a: Tensor,
     log_b: Tensor,
     cost: Tensor,
+    lists: NeighbourLists | None,
     lam: float,
     rho: float,
     iterations: int,
     tolerance: float,
     floor: float,
-    lists: NeighbourLists | None,
     *,
     own: int,
     cross: int,
@@ -123,7 +137,8 @@ def _solve(
     device = log_a.device
     log_a, log_b = log_a.contiguous(), log_b.contiguous()
     f, g, own_a, own_b = torch.empty(4, rows, n, dtype=torch.float32, device=device)
-    counts, converged = torch.empty(2, rows, dtype=torch.int32, device=device)
+    counts = torch.empty(rows, dtype=torch.int64, device=device)
+    converged = torch.empty(rows, dtype=torch.bool, device=device)
     error, change = torch.empty(2, rows, dtype=torch.float32, device=device)
     if rows:
         core, border = matrix_and_border(n)
@@ -141,9 +156,9 @@ def _solve(
             *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
         )
         shape = (size, GROUP, DEPTH, GATHER, core, border, min(core, max(1, PANEL // core)), n >= core)
-        iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
+        iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS, **EXTRA)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
-    return Solution(f, g, counts.long(), error, change, converged.bool()), own_a, own_b
+    return Solution(f, g, counts, error, change, converged), own_a, own_b
 
 
 def matrix_and_border(n: int) -> tuple[int, int]:
