@@ -246,44 +246,38 @@ def stages(bench: Bench) -> list[str]:
 
     case = bench.case
     n, rows = 2 * case.k2 + 2, case.positions
-    of_policy, of_reference = (vocabulary.block_statistics(x) for x in (bench.policy, bench.reference))
-    tops = (
-        vocabulary.top_ids(bench.policy, case.k2, of_policy),
-        vocabulary.top_ids(bench.reference, case.k2, of_reference),
-    )
+    both_logits = bench.policy, bench.reference
+    of_blocks = vocabulary.block_statistics(*both_logits)
+    tops = vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks)
     reduced, _, _ = support.reduce_logits(*bench.inputs, case.k2)
     some = reduced[: min(rows, 1024)]
     costs = cost.cost(bench.geometry, some.ids)
     ids, sampled = torch.empty_like(reduced.ids), torch.empty_like(reduced.sampled)
     marks = support._merge(tops, bench.tokens, case.vocabulary, ids, sampled)
-    masses, total = torch.empty_like(reduced.log_policy), torch.empty(rows, device=bench.device)
+    masses, totals = torch.empty(2, rows, n, device=bench.device), torch.empty(2, rows, device=bench.device)
     masses_of = some.log_policy, some.log_reference
     semantic = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
     out = potentials.debiased(*masses_of, costs, **semantic)
     both = 2 * rows * case.vocabulary * 2
-    blocks = of_policy.highest.numel()
+    blocks = of_blocks.highest.numel()
     real = (some.ids >= 0).sum()
     tokens = float(real / len(some.ids))
     edges = float(((costs.isfinite().sum(-1) - 1) * (some.ids >= 0)).sum() / real)
     works: dict[str, tuple[Work, float, float]] = {
-        "statistics, both": (
-            lambda: (vocabulary.block_statistics(bench.policy), vocabulary.block_statistics(bench.reference)),
-            both + 16 * blocks,
-            0,
-        ),
-        "top ids, one": (
-            lambda: vocabulary.top_ids(bench.policy, case.k2, of_policy),
-            blocks * 4 + rows * case.k2 * 128,
+        "statistics": (lambda: vocabulary.block_statistics(*both_logits), both + 8 * blocks, 0),
+        "top ids": (
+            lambda: vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks),
+            blocks * 4 + 2 * rows * case.k2 * 128,
             0,
         ),
         "merge": (
             lambda: support._merge(tops, bench.tokens, case.vocabulary, ids, sampled),
-            blocks * 8 + rows * n * 24,
+            blocks * 4 + rows * n * 24,
             0,
         ),
-        "masses, one": (
-            lambda: support._masses(bench.policy, of_policy, ids, marks, masses, total),
-            blocks * 16 + rows * n * 140,
+        "masses": (
+            lambda: support._masses(both_logits, of_blocks, ids, marks, masses, totals),
+            blocks * 16 + 2 * rows * n * 140,
             0,
         ),
         "support, all of it": (lambda: support.reduce_logits(*bench.inputs, case.k2), both, 0),
@@ -310,7 +304,7 @@ def stages(bench: Bench) -> list[str]:
     }
     results = bench.measure({name: work for name, (work, _, _) in works.items()})
     lines = [
-        f"Tokens in use of {n} entries: {tokens:.0f} on average, with {edges:.1f} neighbours each. Iterations of the cross problem: "
+        f"Tokens in use of {n} entries: {tokens:.0f} on average, with {edges:.1f} neighbours each. Iterations: "
         f"{out.cross.iterations.float().mean():.1f}, at most {int(out.cross.iterations.max())}.",
         "",
         "| stage | ms | counted GB | share of 4.3 TB/s | counted TFLOP | share of 790 TFLOP/s | extra MB |",
@@ -394,7 +388,7 @@ def geometry(bench: Bench) -> list[str]:
     shape = " x ".join(f"{size:,}" for size in bench.embeddings.shape)
     found = ", ".join(f"{seconds:.2f}" for seconds in results)
     return [
-        f"{shape}, {bench.case.neighbours} neighbours: {found} s in three builds, {memory:.0f} MB beyond the embeddings."
+        f"{shape}, {bench.case.neighbours} neighbours: {found} s in three builds, {memory:.0f} MB beyond the inputs."
     ]
 
 
@@ -417,7 +411,7 @@ def tune(bench: Bench) -> list[str]:
 
     for at_once in (32, 64, 128, 256):
         vocabulary.BLOCKS_OF_A_PROGRAM = at_once
-        record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy))
+        record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy, bench.reference))
     vocabulary.BLOCKS_OF_A_PROGRAM = 128
     for columns, stages_ in ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)):
         cost.PANEL_COLUMNS, cost.PANEL_STAGES = columns, stages_

@@ -22,8 +22,8 @@ def check(logits: Tensor, k: int) -> None:
 
     statistics = vocabulary.block_statistics(logits)
     expected = logits.double().logsumexp(-1)
-    torch.testing.assert_close(vocabulary.log_totals(statistics).double(), expected, rtol=1e-6, atol=1e-6)
-    ids = vocabulary.top_ids(logits, k, statistics)
+    torch.testing.assert_close(vocabulary.log_totals(statistics)[0].double(), expected, rtol=1e-6, atol=1e-6)
+    ids = vocabulary.top_ids(logits, k=k, statistics=statistics)[0]
     assert torch.equal(ids, slow.top_ids(logits.float(), k).sort(-1).values)
 
 
@@ -66,13 +66,13 @@ def test_rows_that_are_no_distribution(device: str) -> None:
     good = rows(5, 300, torch.float32, device)
     logits = good.clone()
     logits[1, 7], logits[2, 290], logits[3] = torch.nan, torch.inf, -torch.inf
-    totals = vocabulary.log_totals(vocabulary.block_statistics(logits))
+    totals = vocabulary.log_totals(vocabulary.block_statistics(logits))[0]
     assert totals.isfinite().tolist() == [True, False, False, False, True]
-    ids = vocabulary.top_ids(logits, 20)
+    ids = vocabulary.top_ids(logits, k=20)[0]
     assert ((ids >= 0) & (ids < 300)).all()
     assert (ids.diff(dim=-1) > 0).all()
     for row in (0, 4):
-        assert torch.equal(ids[row], vocabulary.top_ids(good, 20)[row])
+        assert torch.equal(ids[row], vocabulary.top_ids(good, k=20)[0, row])
 
 
 def test_slices_and_no_rows(device: str) -> None:
@@ -81,8 +81,8 @@ def test_slices_and_no_rows(device: str) -> None:
 
     check(rows(4, 600, torch.float32, device)[1:3, 50:450], 20)
     nothing = torch.empty(0, 97, device=device)
-    assert vocabulary.top_ids(nothing, 5).shape == (0, 5)
-    assert vocabulary.log_totals(vocabulary.block_statistics(nothing)).shape == (0,)
+    assert vocabulary.top_ids(nothing, k=5).shape == (1, 0, 5)
+    assert vocabulary.log_totals(vocabulary.block_statistics(nothing)).shape == (1, 0)
 
 
 def test_refusals(device: str) -> None:
@@ -90,8 +90,26 @@ def test_refusals(device: str) -> None:
 
     logits = rows(2, 97, torch.float32, device)
     with pytest.raises(ValueError, match=r"k=98 is outside 1\.\.97"):
-        vocabulary.top_ids(logits, 98)
+        vocabulary.top_ids(logits, k=98)
     with pytest.raises(ValueError, match="torch.float64"):
-        vocabulary.top_ids(logits.double(), 3)
+        vocabulary.top_ids(logits.double(), k=3)
     with pytest.raises(ValueError, match="contiguous"):
         vocabulary.block_statistics(logits.mT)
+
+
+def test_two_sides_share_a_launch(device: str) -> None:
+    """The same as each by itself; rows of one may be far apart in memory."""
+    from wpr.transport.kernels import vocabulary
+
+    generator = torch.Generator().manual_seed(1)
+    first = torch.randn(3, 401, generator=generator).to(device)
+    second = torch.randn(3, 2, 401, generator=generator).to(device)[:, 1]
+    both = vocabulary.block_statistics(first, second)
+    ids = vocabulary.top_ids(first, second, k=33, statistics=both)
+    for side, logits in enumerate((first, second)):
+        alone = vocabulary.block_statistics(logits)
+        assert torch.equal(alone.highest[0], both.highest[side])
+        assert torch.equal(vocabulary.log_totals(alone)[0], vocabulary.log_totals(both)[side])
+        assert torch.equal(vocabulary.top_ids(logits, k=33)[0], ids[side])
+    with pytest.raises(ValueError, match="one shape and type"):
+        vocabulary.block_statistics(first, second.bfloat16())

@@ -35,8 +35,6 @@ from wpr.transport.metrics import COSINE, EUCLIDEAN, NEAR
 TILE = 64
 """Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
 
-EXTRA: dict = {}
-
 PANEL_TILES = 3
 """Tiles of entries that a panel holds."""
 
@@ -79,8 +77,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
     if rows:
         embeddings = geometry.embeddings
         size, weight = _sizes_and_weights(geometry)
-        tile = min(TILE, max(16, triton.next_power_of_2(n)))
-        tiles = triton.cdiv(n, tile)
+        tiles = triton.cdiv(n, TILE)
         pairs = tiles * (tiles + 1) // 2
         near = torch.empty(rows, pairs, dtype=torch.int32, device=ids.device)
         arguments = (
@@ -106,15 +103,13 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
             columns = min(PANEL_COLUMNS, width)
-            _panel_kernel[(rows,)](
-                *arguments, cosine, fill, tile, columns, num_warps=8, num_stages=PANEL_STAGES, **EXTRA
-            )
+            _panel_kernel[(rows,)](*arguments, cosine, fill, TILE, columns, num_warps=8, num_stages=PANEL_STAGES)
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]
             grid = (rows * (pairs - first),)
-            _tile_kernel[grid](*arguments, first, cosine, fill, full, tile, columns, num_warps=4, num_stages=stages)
-        _near_kernel[(rows * pairs,)](*arguments, cosine, tile, min(64, width), num_warps=4)
+            _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
+        _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 64, num_warps=4)
     return out[:, :, :n]
 
 
@@ -195,7 +190,7 @@ def _panel_kernel(
     _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
 def _tile_kernel(
     ids,
     embeddings,
@@ -288,7 +283,7 @@ def _finish(products, rows, columns, factors, limits, out, near_tile, mirror, FI
     tl.store(near_tile, any_near)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
 def _near_kernel(
     ids,
     embeddings,

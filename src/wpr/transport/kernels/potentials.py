@@ -25,7 +25,6 @@ DEPTH = 16
 GATHER = True
 
 WARPS = 4
-EXTRA: dict = {}
 
 PANEL = 4096
 """Entries of the matrix that are worked on together, where a problem is dense: 16 a thread of 8 warps."""
@@ -156,7 +155,7 @@ def _solve(
             *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
         )
         shape = (size, GROUP, DEPTH, GATHER, core, border, min(core, max(1, PANEL // core)), n >= core)
-        iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS, **EXTRA)
+        iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
     return Solution(f, g, counts, error, change, converged), own_a, own_b
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wpr.transport.kernels.vocabulary import BLOCK, BlockStatistics, block_statistics, check_logits, top_ids
+from wpr.transport.kernels.vocabulary import BLOCK, BlockStatistics, block_statistics, check_logits, side_of, top_ids
 from wpr.transport.support import NO_TOKEN, Support, refuse_rows_without_total
 
 _BYTES_AT_ONCE = 256 << 20
@@ -46,95 +46,80 @@ def reduce_logits(
 
     policy_logits, reference_logits: ``(P, V)`` in float32, float16 or bfloat16. tokens: ``(P,)`` ids within 0..V-1.
     """
-    check_logits(policy_logits)
+    rows, vocabulary = check_logits(policy_logits)
     check_logits(reference_logits)
-    rows, vocabulary = policy_logits.shape
     n = 2 * k2 + 2
     device = policy_logits.device
     ids = torch.empty(rows, n, dtype=torch.int64, device=device)
-    log_policy, log_reference = torch.empty(2, rows, n, dtype=torch.float32, device=device)
+    masses = torch.empty(2, rows, n, dtype=torch.float32, device=device)
     totals = torch.empty(2, rows, dtype=torch.float32, device=device)
     sampled = torch.empty(rows, dtype=torch.int64, device=device)
-    step = max(1, _BYTES_AT_ONCE // (24 * triton.cdiv(vocabulary, BLOCK)))
+    mixed = policy_logits.dtype != reference_logits.dtype
+    # Of two types, both become float32, a few rows at a time.
+    step = max(1, _BYTES_AT_ONCE // (8 * vocabulary if mixed else 24 * triton.cdiv(vocabulary, BLOCK)))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         both = policy_logits[part], reference_logits[part]
-        statistics = block_statistics(both[0]), block_statistics(both[1])
-        tops = top_ids(both[0], k2, statistics[0]), top_ids(both[1], k2, statistics[1])
+        if mixed:
+            both = both[0].float(), both[1].float()
+        statistics = block_statistics(*both)
+        tops = top_ids(*both, k=k2, statistics=statistics)
         marks = _merge(tops, tokens[part], vocabulary, ids[part], sampled[part])
-        for logits, of_blocks, masses, total in zip(
-            both, statistics, (log_policy[part], log_reference[part]), totals[:, part], strict=True
-        ):
-            _masses(logits, of_blocks, ids[part], marks, masses, total)
-    return Support(ids, log_policy, log_reference, sampled), totals[0], totals[1]
+        _masses(both, statistics, ids[part], marks, masses[:, part], totals[:, part])
+    return Support(ids, masses[0], masses[1], sampled), totals[0], totals[1]
 
 
 def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -> Tensor:
     """Same as `transport.support.log_masses`, in float32: the log masses at distinct increasing ``ids`` ``(P, m)``,
     and of all other tokens together in a last column ``(P, m + 1)``.
     """
-    check_logits(logits)
-    rows, vocabulary = logits.shape
+    rows, vocabulary = check_logits(logits)
     statistics = block_statistics(logits)
     padded = torch.nn.functional.pad(ids, (0, 1), value=NO_TOKEN)
-    masses = torch.empty(padded.shape, dtype=torch.float32, device=logits.device)
-    total = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    masses = torch.empty(1, *padded.shape, dtype=torch.float32, device=logits.device)
+    total = torch.empty(1, rows, dtype=torch.float32, device=logits.device)
     marks = torch.zeros(rows, triton.cdiv(vocabulary, BLOCK), dtype=torch.int64, device=logits.device)
     token = ids.clamp_min(0)
     bits = torch.where(ids == NO_TOKEN, 0, torch.ones_like(ids) << (token % BLOCK))
     marks.scatter_add_(1, token // BLOCK, bits)  # distinct ids have distinct bits: the sum is the union
-    _masses(logits, statistics, padded, marks, masses, total)
-    refuse_rows_without_total(total, name, first)
-    return masses
+    _masses((logits,), statistics, padded, marks, masses, total)
+    refuse_rows_without_total(total[0], name, first)
+    return masses[0]
 
 
-def _merge(tops: tuple[Tensor, Tensor], tokens: Tensor, vocabulary: int, ids: Tensor, sampled: Tensor) -> Tensor:
-    """Write the merged ids and the place of the sampled token; return the marks ``(P, B)``."""
-    rows, k2 = tops[0].shape
+def _merge(tops: Tensor, tokens: Tensor, vocabulary: int, ids: Tensor, sampled: Tensor) -> Tensor:
+    """Write the merged ids of tops ``(2, P, k2)`` and the place of the sampled token; return the marks ``(P, B)``."""
+    _, rows, k2 = tops.shape
     blocks = triton.cdiv(vocabulary, BLOCK)
     marks = torch.zeros(rows, blocks, dtype=torch.int64, device=ids.device)
     if rows:
         size = triton.next_power_of_2(k2)
         _merge_kernel[(rows,)](
-            *tops,
-            tokens.contiguous(),
-            ids,
-            sampled,
-            marks,
-            k2,
-            blocks,
-            size,
-            triton.next_power_of_2(2 * k2 + 2),
-            BLOCK,
+            *(tops[0], tops[1], tokens.contiguous(), ids, sampled, marks, k2, blocks),
+            *(size, triton.next_power_of_2(2 * k2 + 2), BLOCK),
             num_warps=4 if size <= 64 else 8,
         )
     return marks
 
 
 def _masses(
-    logits: Tensor, statistics: BlockStatistics, ids: Tensor, marks: Tensor, masses: Tensor, total: Tensor
+    logits: tuple[Tensor, ...],
+    statistics: BlockStatistics,
+    ids: Tensor,
+    marks: Tensor,
+    masses: Tensor,
+    totals: Tensor,
 ) -> None:
-    """Write log masses ``(P, n)`` at ids ``(P, n)``, the last of which is the leftover, and the log total ``(P,)``."""
-    rows, vocabulary = logits.shape
+    """Write log masses ``(S, P, n)`` at ids ``(P, n)``, the last of them the leftover, and log totals ``(S, P)``."""
+    rows, vocabulary = logits[0].shape
     n = ids.shape[1]
     if rows:
         blocks = marks.shape[1]
-        _masses_kernel[(rows,)](
-            logits,
-            statistics.highest,
-            statistics.total,
-            ids,
-            marks,
-            masses,
-            total,
-            vocabulary,
-            logits.stride(0),
-            blocks,
-            n,
-            triton.next_power_of_2(blocks),
-            triton.next_power_of_2(n),
-            min(64, triton.next_power_of_2(n)),
-            BLOCK,
+        _masses_kernel[(rows, len(logits))](
+            *(logits[0], logits[-1], logits[0].stride(0), logits[-1].stride(0)),
+            *(statistics.highest, statistics.total, ids, marks, masses, totals),
+            *(rows, masses.stride(0), totals.stride(0), vocabulary, blocks, n),
+            *(triton.next_power_of_2(blocks), triton.next_power_of_2(n), min(64, triton.next_power_of_2(n)), BLOCK),
             num_warps=4 if blocks <= 2048 else 8,
         )
 
@@ -194,15 +179,20 @@ def _merge_kernel(
 
 @triton.jit
 def _masses_kernel(
-    logits,
+    first,
+    second,
+    first_stride,
+    second_stride,
     highest,
     total,
     ids,
     marks,
     masses,
     log_total,
+    rows,
+    masses_stride,
+    total_stride,
     vocabulary,
-    stride,
     blocks,
     n,
     BLOCKS: tl.constexpr,
@@ -210,17 +200,21 @@ def _masses_kernel(
     AT_ONCE: tl.constexpr,
     B: tl.constexpr,
 ):
+    logits, stride = side_of(first, second, first_stride, second_stride)
+    side = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     ids += row * n
     marks += row * blocks
+    highest += (side * rows + row) * blocks
+    total += (side * rows + row) * blocks
 
     # Blocks without a member: their sums are known.
     block = tl.arange(0, BLOCKS)
     inside = block < blocks
     untouched = inside & (tl.load(marks + block, mask=inside, other=0) == 0)
-    tops = tl.load(highest + row * blocks + block, mask=untouched, other=-float("inf"))
-    sums = tl.load(total + row * blocks + block, mask=untouched, other=0.0)
+    tops = tl.load(highest + block, mask=untouched, other=-float("inf"))
+    sums = tl.load(total + block, mask=untouched, other=0.0)
     top = tl.max(tops, axis=0)
     shift = tl.where(top == -float("inf"), 0.0, top)
     rest = tl.sum(sums * tl.exp(tops - shift), axis=0)
@@ -252,5 +246,5 @@ def _masses_kernel(
     shift = tl.where(top == -float("inf"), 0.0, top)
     x = tl.where(entry == n - 1, tl.log(rest) + (rest_shift - shift), x - shift)
     log_sum = tl.log(tl.sum(tl.exp(x), axis=0))
-    tl.store(masses + row * n + entry, x - log_sum, mask=entry < n)
-    tl.store(log_total + row, log_sum + shift)
+    tl.store(masses + side * masses_stride + row * n + entry, x - log_sum, mask=entry < n)
+    tl.store(log_total + side * total_stride + row, log_sum + shift)

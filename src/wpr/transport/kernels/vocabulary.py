@@ -1,6 +1,7 @@
 """Log-sum-exp and the k likeliest tokens of each row of logits, in one full read.
 
-Notation for shapes: ``P`` positions, ``V`` vocabulary, ``B = ceil(V / 64)`` blocks of 64 tokens, ``k`` tokens wanted.
+Notation for shapes: ``P`` positions, ``V`` vocabulary, ``B = ceil(V / 64)`` blocks of 64 tokens, ``k`` tokens wanted,
+``S`` sides: one matrix of logits, or policy and reference, which share every launch.
 
 The read writes each block's maximum and its sum of exponentials. The k likeliest tokens lie in the k blocks whose
 maxima are the largest (of equal maxima the block of lower ids): any token outside them is beaten by k maxima. So only
@@ -39,86 +40,96 @@ UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """What the full read keeps of logits ``(P, V)``.
+    """What the full read keeps of logits ``(P, V)`` of each side.
 
-    highest: ``(P, B)`` maximum of each block. total: ``(P, B)`` sum of ``exp(logit - highest)``, 0 in a block of -inf.
+    highest: ``(S, P, B)`` maximum of each block. total: ``(S, P, B)`` sum of ``exp(logit - highest)``, 0 in a block of
+    -inf.
     """
 
     highest: Tensor
     total: Tensor
 
 
-def block_statistics(logits: Tensor) -> BlockStatistics:
-    """The full read of logits ``(P, V)`` in float32, float16 or bfloat16."""
-    check_logits(logits)
-    rows, vocabulary = logits.shape
+def block_statistics(*logits: Tensor) -> BlockStatistics:
+    """The full read of logits ``(P, V)`` in float32, float16 or bfloat16: of one model, or of two."""
+    rows, vocabulary = check_logits(*logits)
     blocks = triton.cdiv(vocabulary, BLOCK)
-    highest, total = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    highest, total = torch.empty(2, len(logits), rows, blocks, dtype=torch.float32, device=logits[0].device)
     at_once = min(BLOCKS_OF_A_PROGRAM, triton.next_power_of_2(blocks))
     programs = triton.cdiv(blocks, at_once)
     if rows:
-        _statistics[(rows * programs,)](
-            logits, highest, total, vocabulary, logits.stride(0), blocks, programs, at_once, BLOCK, num_warps=4
+        _statistics[(rows * programs, len(logits))](
+            *_pointers_and_strides(logits),
+            highest,
+            total,
+            rows,
+            vocabulary,
+            blocks,
+            programs,
+            at_once,
+            BLOCK,
+            num_warps=4,
         )
     return BlockStatistics(highest, total)
 
 
 def log_totals(statistics: BlockStatistics) -> Tensor:
-    """Log-sum-exp of each row ``(P,)``, in float32; not finite where the row is no distribution."""
-    rows, blocks = statistics.highest.shape
-    out = torch.empty(rows, dtype=torch.float32, device=statistics.highest.device)
+    """Log-sum-exp of each row ``(S, P)``, in float32; not finite where the row is no distribution."""
+    sides, rows, blocks = statistics.highest.shape
+    out = torch.empty(sides, rows, dtype=torch.float32, device=statistics.highest.device)
     if rows:
         size = triton.next_power_of_2(blocks)
-        _log_total[(rows,)](statistics.highest, statistics.total, out, blocks, size, num_warps=_warps(size))
+        _log_total[(sides * rows,)](statistics.highest, statistics.total, out, blocks, size, num_warps=_warps(size))
     return out
 
 
-def top_ids(logits: Tensor, k: int, statistics: BlockStatistics | None = None) -> Tensor:
-    """Ids of the ``k`` largest logits of each row ``(P, V)``, in increasing order; among equals the lower id wins:
-    ``(P, k)``.
+def top_ids(*logits: Tensor, k: int, statistics: BlockStatistics | None = None) -> Tensor:
+    """Ids of the ``k`` largest logits of each row ``(P, V)`` of each side, in increasing order; among equals the lower
+    id wins: ``(S, P, k)``.
     """
-    check_logits(logits)
-    rows, vocabulary = logits.shape
+    rows, vocabulary = check_logits(*logits)
     if not 1 <= k <= vocabulary:
         raise ValueError(f"k={k} is outside 1..{vocabulary} for a vocabulary of {vocabulary} tokens")
-    statistics = block_statistics(logits) if statistics is None else statistics
-    blocks = statistics.highest.shape[1]
+    statistics = block_statistics(*logits) if statistics is None else statistics
+    sides, _, blocks = statistics.highest.shape
     wanted = min(k, blocks)
-    places = torch.empty(rows, wanted, dtype=torch.int32, device=logits.device)
-    ids = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
-    if not rows:
-        return ids
-    unused = UNUSED_BITS[logits.dtype]
-    size = triton.next_power_of_2(blocks)
-    _choose_blocks[(rows,)](statistics.highest, places, blocks, wanted, unused, size, num_warps=_warps(size))
-    size = triton.next_power_of_2(wanted)
-    _choose_tokens[(rows,)](
-        logits,
-        places,
-        ids,
-        vocabulary,
-        logits.stride(0),
-        wanted,
-        k,
-        unused,
-        size,
-        BLOCK,
-        num_warps=_warps(size * BLOCK),
-    )
+    places = torch.empty(sides, rows, wanted, dtype=torch.int32, device=logits[0].device)
+    ids = torch.empty(sides, rows, k, dtype=torch.int64, device=logits[0].device)
+    if rows:
+        unused = UNUSED_BITS[logits[0].dtype]
+        size = triton.next_power_of_2(blocks)
+        _choose_blocks[(sides * rows,)](
+            statistics.highest, places, blocks, wanted, unused, size, num_warps=_warps(size)
+        )
+        size = triton.next_power_of_2(wanted)
+        _choose_tokens[(rows, sides)](
+            *_pointers_and_strides(logits), places, ids, rows, vocabulary, wanted, k, unused, size, BLOCK,
+            num_warps=_warps(size * BLOCK),
+        )  # fmt: skip
     return ids
 
 
-def check_logits(logits: Tensor) -> None:
-    """Refuse what the kernels cannot read."""
-    if logits.ndim != 2 or logits.dtype not in UNUSED_BITS:
-        raise ValueError(
-            f"logits of shape {tuple(logits.shape)} and type {logits.dtype}; the kernels read (positions, vocabulary) "
-            f"in float32, float16 or bfloat16: use the functions of wpr.transport.support for others"
-        )
-    if logits.shape[1] > 1 and logits.stride(1) != 1:
-        raise ValueError(
-            f"logits with strides {logits.stride()}; the logits of a row must lie side by side: pass them .contiguous()"
-        )
+def _pointers_and_strides(logits: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, int, int]:
+    return logits[0], logits[-1], logits[0].stride(0), logits[-1].stride(0)
+
+
+def check_logits(*logits: Tensor) -> tuple[int, int]:
+    """Refuse what the kernels cannot read; return positions and vocabulary."""
+    for each in logits:
+        if each.ndim != 2 or each.dtype not in UNUSED_BITS:
+            raise ValueError(
+                f"logits of shape {tuple(each.shape)} and type {each.dtype}; the kernels read (positions, vocabulary) "
+                f"in float32, float16 or bfloat16: use the functions of wpr.transport.support for others"
+            )
+        if each.shape[1] > 1 and each.stride(1) != 1:
+            raise ValueError(
+                f"logits with strides {each.stride()}; the logits of a row must lie side by side: pass them "
+                ".contiguous()"
+            )
+    if len({(each.shape, each.dtype) for each in logits}) != 1:
+        shown = " and ".join(f"{tuple(each.shape)} {each.dtype}" for each in logits)
+        raise ValueError(f"logits {shown}; both sides of one launch must be of one shape and type")
+    return logits[0].shape[0], logits[0].shape[1]
 
 
 def _warps(elements: int) -> int:
@@ -127,7 +138,33 @@ def _warps(elements: int) -> int:
 
 
 @triton.jit
-def _statistics(logits, highest, total, vocabulary, stride, blocks, programs, AT_ONCE: tl.constexpr, B: tl.constexpr):
+def side_of(first, second, first_stride, second_stride):
+    """The logits and row stride of the side that this program works on."""
+    if tl.program_id(1) == 0:
+        logits = first
+        stride = first_stride
+    else:
+        logits = second
+        stride = second_stride
+    return logits, stride
+
+
+@triton.jit
+def _statistics(
+    first,
+    second,
+    first_stride,
+    second_stride,
+    highest,
+    total,
+    rows,
+    vocabulary,
+    blocks,
+    programs,
+    AT_ONCE: tl.constexpr,
+    B: tl.constexpr,
+):
+    logits, stride = side_of(first, second, first_stride, second_stride)
     program = tl.program_id(0)
     row = (program // programs).to(tl.int64)
     block = (program % programs) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -136,8 +173,9 @@ def _statistics(logits, highest, total, vocabulary, stride, blocks, programs, AT
     top = tl.max(x, axis=1)
     shift = tl.where(top == -float("inf"), 0.0, top)
     sums = tl.sum(tl.exp(x - shift[:, None]), axis=1)
-    tl.store(highest + row * blocks + block, top, mask=block < blocks)
-    tl.store(total + row * blocks + block, sums, mask=block < blocks)
+    at = (tl.program_id(1) * rows + row) * blocks + block
+    tl.store(highest + at, top, mask=block < blocks)
+    tl.store(total + at, sums, mask=block < blocks)
 
 
 @triton.jit
@@ -175,11 +213,25 @@ def _choose_blocks(highest, places, blocks, wanted, UNUSED: tl.constexpr, SIZE: 
 
 @triton.jit
 def _choose_tokens(
-    logits, places, ids, vocabulary, stride, wanted, k, UNUSED: tl.constexpr, SIZE: tl.constexpr, B: tl.constexpr
+    first,
+    second,
+    first_stride,
+    second_stride,
+    places,
+    ids,
+    rows,
+    vocabulary,
+    wanted,
+    k,
+    UNUSED: tl.constexpr,
+    SIZE: tl.constexpr,
+    B: tl.constexpr,
 ):
+    logits, stride = side_of(first, second, first_stride, second_stride)
     row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * rows + row
     slot = tl.arange(0, SIZE)
-    block = tl.load(places + row * wanted + slot, mask=slot < wanted, other=0)
+    block = tl.load(places + at * wanted + slot, mask=slot < wanted, other=0)
     token = block[:, None] * B + tl.arange(0, B)[None, :]
     inside = (token < vocabulary) & (slot < wanted)[:, None]
     x = tl.load(logits + row * stride + token, mask=inside, other=0.0).to(tl.float32)
@@ -190,7 +242,7 @@ def _choose_tokens(
     places_left = k - tl.sum(above.to(tl.int32))
     taken = above | ((equal != 0) & (_count_up_to(equal) <= places_left))
     place = _count_up_to(taken.to(tl.int32)) - 1
-    tl.store(ids + row * k + place, token.to(tl.int64), mask=taken)
+    tl.store(ids + at * k + place, token.to(tl.int64), mask=taken)
 
 
 @triton.jit
