@@ -107,17 +107,18 @@ class Bench:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.policy, self.reference, self.tokens
 
-    def measure(self, works: dict[str, Work]) -> dict[str, Result]:
-        """Times of all, taking turns."""
+    def measure(self, works: dict[str, Work], fewer: int = 1 << 30) -> dict[str, Result]:
+        """Times of all, taking turns; of what runs through torch as many as ``fewer``."""
         times: dict[str, list[float]] = {name: [] for name in works}
         memory: dict[str, float] = {}
         for name, work in works.items():
             for _ in range(2 if self.device.type == "cuda" else 0):
                 work()
             memory[name] = self.peak(work)
-        for _ in range(self.repeats):
+        for turn in range(self.repeats):
             for name, work in works.items():
-                times[name].append(self._time(work))
+                if turn < fewer or "torch" not in name:
+                    times[name].append(self._time(work))
         return {name: Result(statistics.median(x), min(x), max(x), memory[name]) for name, x in times.items()}
 
     def _time(self, work: Work) -> float:
@@ -321,7 +322,7 @@ def stages(bench: Bench) -> list[str]:
 
 def scaling(base: Case, axes: dict[str, list[int]], device: torch.device, repeats: int) -> list[str]:
     """One size varied at a time."""
-    lines = []
+    lines = ["Of the torch path medians of 5."]
     for axis, values in axes.items():
         lines += [
             "",
@@ -330,7 +331,7 @@ def scaling(base: Case, axes: dict[str, list[int]], device: torch.device, repeat
         ]
         for value in values:
             bench = Bench(replace(base, **{axis: value}), device, repeats)
-            r = bench.measure(penalties(bench))
+            r = bench.measure(penalties(bench), fewer=5)
             cells = [
                 r[name].median for name in ("semantic, kernels", "semantic, torch", "paper, kernels", "paper, torch")
             ]
@@ -373,6 +374,48 @@ def check(bench: Bench, logits: Path | None) -> list[str]:
         same = torch.equal(ids, truncate_by_torch(*exact_inputs, bench.case.k2).ids)
         lines.append(f"| {preset} | {errors[0]:.2e} | {errors[1]:.2e} | {'identical' if same else 'DIFFERENT'} |")
     return lines
+
+
+def hidden(bench: Bench) -> list[str]:
+    """From hidden states: logits of both models made first, or slice by slice."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from wpr import from_hidden
+
+    case = bench.case
+    config = LlamaConfig(
+        vocab_size=case.vocabulary, hidden_size=case.hidden, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
+    states = [torch.randn(case.positions, case.hidden, device=bench.device).to(dtype) for _ in range(2)]
+    bench.policy = bench.reference = torch.empty(0)  # they are made anew
+    with bench.device:
+        model = LlamaForCausalLM(config).to(dtype)
+    model.get_input_embeddings().weight.data = bench.embeddings.to(dtype) / case.hidden**0.5 * 3
+    head = model.get_output_embeddings()
+    tokens = torch.randint(case.vocabulary, (case.positions,), device=bench.device)
+    semantic = Wasserstein(bench.geometry, "semantic", k2=case.k2)
+
+    @torch.no_grad()
+    def whole() -> object:
+        return semantic(head(states[0]), head(states[1]), tokens)
+
+    @torch.no_grad()
+    def heads() -> object:
+        return head(states[0]).shape, head(states[1]).shape
+
+    works: dict[str, Work] = {
+        "the two heads alone": heads,
+        "logits of both, then the penalty": on(True, whole),
+    }
+    for memory in (128, 256, 512):
+        works[f"from_hidden, {memory} MB of logits"] = on(
+            True,
+            lambda memory=memory: from_hidden(semantic, model, states[0], model, states[1], tokens, memory_mb=memory),
+        )
+    lines = ["| way | ms | extra MB at peak |", "|---|---|---|"]
+    return lines + [f"| {name} | {r.median:.2f} | {r.megabytes:.0f} |" for name, r in bench.measure(works).items()]
 
 
 def geometry(bench: Bench) -> list[str]:
@@ -438,7 +481,9 @@ def tune(bench: Bench) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["micro", "stages", "scaling", "check", "geometry", "tune"])
+    parser.add_argument(
+        "--only", nargs="+", choices=["micro", "stages", "scaling", "check", "geometry", "hidden", "tune"]
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU under Triton's interpreter")
     parser.add_argument("--logits", type=Path, help="real logits for --only check")
@@ -450,7 +495,7 @@ def main() -> None:
     case, repeats = (TINY, 1) if arguments.tiny else (Case(), arguments.repeats)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, interpreted: times mean nothing"
     lines = [f"{name}, torch {torch.__version__}, medians of {repeats} runs."]
-    parts = arguments.only or ["check", "micro", "stages", "geometry", "scaling"]
+    parts = arguments.only or ["check", "micro", "stages", "geometry", "hidden", "scaling"]
     bench = Bench(case, device, repeats)
     for part in parts:
         if part == "scaling":
@@ -458,7 +503,9 @@ def main() -> None:
         elif part == "check":
             table = check(bench, arguments.logits)
         else:
-            table = {"micro": micro, "stages": stages, "geometry": geometry, "tune": tune}[part](bench)
+            table = {"micro": micro, "stages": stages, "geometry": geometry, "hidden": hidden, "tune": tune}[part](
+                bench
+            )
         lines += ["", f"## {part}", "", *table]
         print("\n".join(["", f"## {part}", "", *table]), flush=True)
         if arguments.out:

@@ -13,6 +13,7 @@ LAYERS = [
     "transport",
     "regularizers",
     "language_models",
+    "hidden_penalties",
     "rewards",
     "ppo",
     "data",

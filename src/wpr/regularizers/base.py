@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from wpr.transport.support import Support
+from wpr.transport.support import Support, refuse_rows_without_total
 
 Gauge = Literal["raw", "value"]
 """What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
@@ -124,3 +124,17 @@ def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int
             f"({len(bad)} such position(s)); "
             "a sampled token needs a finite logit: apply the same vocabulary mask when sampling and when scoring"
         )
+
+
+def refuse_by_one_question(
+    tokens: Tensor, vocabulary: int, log_policy: Tensor, log_reference: Tensor, log_probability: Tensor
+) -> None:
+    """Everything that the values can be refused for, at the price of one wait for the device: tokens outside of the
+    vocabulary, rows without a finite log-sum-exp, and tokens that the policy cannot emit: ``(P,)`` each.
+    """
+    bad = (tokens < 0) | (tokens >= vocabulary) | ~(log_policy + log_reference).isfinite()
+    if (bad | (log_probability == -torch.inf)).any():
+        refuse_tokens_outside(tokens, vocabulary)
+        refuse_rows_without_total(log_policy, "policy")
+        refuse_rows_without_total(log_reference, "reference")
+        refuse_impossible_tokens(log_probability, tokens)

@@ -34,7 +34,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.regularizers.base import (
+    Gauge,
+    RegularizerOutput,
+    check_inputs,
+    check_shapes,
+    refuse_by_one_question,
+    refuse_impossible_tokens,
+)
 from wpr.transport import kernels
 from wpr.transport.support import refuse_rows_without_total, row_slices, working_dtype
 
@@ -82,9 +89,9 @@ class FDivergence(ABC):
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        tokens = check_inputs(policy_logits, reference_logits, tokens)
         if self._by_kernels(policy_logits, reference_logits):
             return self._call_by_kernels(policy_logits, reference_logits, tokens)
+        tokens = check_inputs(policy_logits, reference_logits, tokens)
         penalties, divergences = [], []
         for part in row_slices(policy_logits):
             log_p, log_q = _log_softmax(policy_logits[part], reference_logits[part], part.start)
@@ -104,13 +111,13 @@ class FDivergence(ABC):
     def _call_by_kernels(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         from wpr.transport.kernels.divergence import divergence_sums
 
+        tokens = check_shapes(policy_logits, reference_logits, tokens)
         sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
-        refuse_rows_without_total(sums.log_policy, "policy")
-        refuse_rows_without_total(sums.log_reference, "reference")
-        here = tokens.unsqueeze(-1)
+        vocabulary = policy_logits.shape[-1]
+        here = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
         token_p = policy_logits.gather(-1, here).squeeze(-1).float() - sums.log_policy
         token_q = reference_logits.gather(-1, here).squeeze(-1).float() - sums.log_reference
-        refuse_impossible_tokens(token_p, tokens)
+        refuse_by_one_question(tokens, vocabulary, sums.log_policy, sums.log_reference, token_p)
         penalty = self._penalty(token_p - token_q)
         if self.gauge == "value" and self.estimator == "gradient":
             penalty = penalty + sums.offset.masked_fill(~sums.offset.isfinite(), 0)

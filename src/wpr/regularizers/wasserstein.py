@@ -27,8 +27,8 @@ from wpr.regularizers.base import (
     RegularizerOutput,
     check_inputs,
     check_shapes,
+    refuse_by_one_question,
     refuse_impossible_tokens,
-    refuse_tokens_outside,
 )
 from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
@@ -43,7 +43,7 @@ from wpr.transport.sinkhorn import (
     solve_self,
     solve_unbalanced,
 )
-from wpr.transport.support import NO_TOKEN, Support, log_masses, refuse_rows_without_total, truncate
+from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
 KERNEL_COST_BYTES = 640 << 20
 """Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
@@ -300,19 +300,12 @@ class Wasserstein:
 
         tokens = check_shapes(policy_logits, reference_logits, tokens)
         self._check(policy_logits)
-        last = self.geometry.vocabulary - 1
-        known = tokens.clamp(0, last)
+        vocabulary = self.geometry.vocabulary
+        known = tokens.clamp(0, vocabulary - 1)
         support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
-
-        def refuse() -> None:
-            bad = (tokens != known) | ~log_policy.isfinite() | ~log_reference.isfinite()
-            if (bad | (support.log_of_sampled == -torch.inf)).any():
-                refuse_tokens_outside(tokens, last + 1)
-                refuse_rows_without_total(log_policy, "policy")
-                refuse_rows_without_total(log_reference, "reference")
-                refuse_impossible_tokens(support.log_of_sampled, tokens)
-
-        return support, refuse
+        return support, lambda: refuse_by_one_question(
+            tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
+        )
 
     def _check(self, policy_logits: Tensor) -> None:
         """Refuse logits that do not belong to the geometry."""

@@ -65,7 +65,8 @@ def penalties(
             *(math.isinf(rho), own is not None, value_gauge, triton.next_power_of_2(n)),
             num_warps=4,
         )
-    return Penalties(out, *numbers.unbind(), size)
+    divergence, isolated, leftover_a, leftover_b = numbers.unbind()
+    return Penalties(out, divergence, isolated, leftover_a, leftover_b, size)
 
 
 @triton.jit
