@@ -461,18 +461,11 @@ def tune(bench: Bench) -> list[str]:
         record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
     cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
     settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
-    for depth, warps, gather in (
-        (8, 4, True),
-        (16, 4, True),
-        (16, 8, True),
-        (8, 4, False),
-        (16, 4, False),
-        (8, 2, True),
-    ):
-        potentials.DEPTH, potentials.WARPS, potentials.GATHER = depth, warps, gather
+    for depth, warps in ((8, 2), (8, 4), (16, 2), (16, 4), (16, 8)):
+        potentials.DEPTH, potentials.WARPS = depth, warps
         record(
             "semantic potentials",
-            f"{depth} deep, {warps} warps, gather {gather}",
+            f"{depth} deep, {warps} warps",
             lambda: potentials.debiased(some.log_policy, some.log_reference, costs, **settings),
         )
     record("lists", "", lambda: neighbour_lists.neighbour_lists(some.log_policy, some.log_reference, costs))

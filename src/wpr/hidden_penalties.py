@@ -5,10 +5,10 @@ Notation for shapes: ``P`` positions, ``H`` hidden size (the two models may diff
 Logits are made for a slice of positions, reduced to what the regularizer needs, and dropped. What a language model does
 between its head and its logits (soft-capping, scaling; tied or untied heads) is done by `language_models.logits_of`.
 
-Why not one kernel that multiplies and reduces at once? It would save one write and two reads of the logits, 2 ms of the
-13 ms that two heads of 256,000 x 2,048 and the penalty take for 2,048 positions; and the likeliest tokens, known only
-after the whole row has been seen, would have to be multiplied again. Slices get the same memory from the library's
-matrix product, which is faster than ours would be.
+Why not one kernel that multiplies and reduces at once? It would save one write and two reads of the logits, which is
+little beside the products (on an H200, 2,048 positions, two heads of 256,000 x 2,048: 5.6 ms for the products, 0.6 ms
+to read both logits once); and the likeliest tokens, known only after a whole row has been seen, would have to be
+multiplied again. Slices get the same memory from the library's matrix product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def from_hidden(
     reference_states: Tensor,
     tokens: Tensor,
     *,
-    memory_mb: float = 256.0,
+    memory_mb: float = 512.0,
 ) -> RegularizerOutput:
     """The same as ``regularizer(policy logits, reference logits, tokens)``.
 

@@ -30,7 +30,13 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
-from wpr.transport.metrics import COSINE, EUCLIDEAN, NEAR
+from wpr.transport.metrics import COSINE, EUCLIDEAN
+
+NEAR = 0.1
+"""Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in
+`transport.metrics`, because tensor cores cut off digits where a float32 sum would round: about 1e-6 of a size, which
+above this share is 1e-5 of a squared distance.
+"""
 
 TILE = 64
 """Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
@@ -116,13 +122,13 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
 def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
     """Squared length of each token's row after weighting, and its weight: two ``(V,)``, computed once a geometry."""
     if geometry not in _factors:
-        parts = [part.float().square().sum(-1) for part in geometry.embeddings.split(1 << 14)]
-        squared = torch.cat(parts)
+        # In float64: an error of a weight is the same for all costs of its token, and a GPU's rsqrt has one.
+        squared = torch.cat([part.double().square().sum(-1) for part in geometry.embeddings.split(1 << 12)])
         if geometry.metric is COSINE:  # a row of zeros has no direction and stays as it is
             weight = torch.where(squared > 0, squared.rsqrt(), 0.0)
-            _factors[geometry] = ((squared > 0).float(), weight)
+            _factors[geometry] = ((squared > 0).float(), weight.float())
         else:
-            _factors[geometry] = (squared, torch.ones_like(squared))
+            _factors[geometry] = (squared.float(), torch.ones_like(squared, dtype=torch.float32))
     size, weight = _factors[geometry]
     return size, weight
 

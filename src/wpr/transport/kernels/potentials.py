@@ -1,7 +1,7 @@
 """The Sinkhorn solvers on a GPU; same names and results as `transport.sinkhorn`.
 
-Notation for shapes: ``P`` problems, ``n`` support entries. What all of them do is
-`neighbour_lists`, which may be given if several solvers work on one cost, then `iterations`.
+Notation for shapes: ``P`` problems, ``n`` support entries. Whatever the solver, the cost is first turned into
+`neighbour_lists`, and then one launch of `iterations` does everything.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -22,9 +22,8 @@ from wpr.transport.sinkhorn import LOG_TINY, Solution, relaxation_schedule
 DEPTH = 16
 """Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps. It divides 16."""
 
-GATHER = True
-
 WARPS = 4
+"""Warps of a program that reads lists."""
 
 PANEL = 4096
 """Entries of the matrix that are worked on together, where a problem is dense: 16 a thread of 8 warps."""
@@ -154,7 +153,7 @@ def _solve(
             *(LOG_TINY[torch.float32], iterations, tolerance, tolerance / 100 if cross else tolerance),
             *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
         )
-        shape = (size, GROUP, DEPTH, GATHER, core, border, min(core, max(1, PANEL // core)), n >= core)
+        shape = (size, GROUP, DEPTH, core, border, min(core, max(1, PANEL // core)), n >= core)
         iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
     return Solution(f, g, counts, error, change, converged), own_a, own_b
