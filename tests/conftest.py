@@ -13,6 +13,10 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
+# Without a GPU the Triton kernels run under its interpreter, which is chosen when Triton is imported: so do it first.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # The same examples every time, so that a change is judged by its own merits; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=300, deadline=None)

@@ -13,6 +13,7 @@ LAYERS = [
     "transport",
     "regularizers",
     "language_models",
+    "hidden_penalties",
     "rewards",
     "ppo",
     "data",
@@ -52,11 +53,16 @@ def test_nothing_imports_upwards() -> None:
 
 
 def test_transport_needs_torch_only() -> None:
-    """Reading and writing files (safetensors) and the progress bar (rich) are imported where they are used."""
+    """Reading and writing files (safetensors) and the progress bar (rich) are imported where they are used, and so are
+    the files of the kernels, which need Triton.
+    """
     standard = sys.stdlib_module_names | {"torch", "wpr"}
+    triton = {path for path in (SOURCE / "transport" / "kernels").glob("*.py") if path.name != "__init__.py"}
     for path in (SOURCE / "transport").rglob("*.py"):
         for name in imported_modules(path, top_level=True):
-            assert name.split(".")[0] in standard, f"{path} imports {name}"
+            allowed = standard | {"triton"} if path in triton else standard
+            assert name.split(".")[0] in allowed, f"{path} imports {name}"
+            assert path in triton or not name.startswith("wpr.transport.kernels."), f"{path} imports {name}"
             assert not name.startswith("wpr.") or name.startswith("wpr.transport"), f"{path} imports {name}"
 
 

@@ -19,6 +19,7 @@ from wpr.transport.geometry import TokenGeometry, token_frequencies
 from wpr.transport.geometry_file import GeometryFileError
 
 if TYPE_CHECKING:
+    from wpr.hidden_penalties import from_hidden
     from wpr.ppo import PPOConfig, PPOTrainer
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "TokenGeometry",
     "TotalVariation",
     "Wasserstein",
+    "from_hidden",
     "make_regularizer",
     "token_frequencies",
 ]
@@ -49,4 +51,8 @@ def __getattr__(name: str) -> Any:
         import wpr.ppo
 
         return getattr(wpr.ppo, name)
+    if name == "from_hidden":
+        from wpr.hidden_penalties import from_hidden
+
+        return from_hidden
     raise AttributeError(f"module 'wpr' has no attribute {name!r}")

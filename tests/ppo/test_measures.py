@@ -54,6 +54,23 @@ def test_slices_are_the_whole(kind: str) -> None:
     assert direct.diagnostics.keys() == whole.diagnostics.keys()
 
 
+def test_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, and the same complaints."""
+    pytest.importorskip("triton")
+    policy, reference, tokens = logits()
+    policy[:, 3] = reference[:, 3] = -torch.inf
+    tokens = torch.where(tokens == 3, 4, tokens)
+    by_torch = measured(ReverseKL(), policy, reference, tokens)
+    monkeypatch.setenv("WPR_KERNELS", "1")
+    by_kernels = measured(ReverseKL(), policy, reference, tokens)
+    for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
+        assert torch.allclose(getattr(by_torch, name), getattr(by_kernels, name), atol=1e-5), name
+    reference[4, 2] = torch.nan
+    with pytest.raises(LogitsError, match="reference") as caught:
+        measure(ReverseKL(), policy, reference, tokens, first=10)
+    assert caught.value.position == 14
+
+
 def test_masked_vocabularies_are_fine() -> None:
     policy, reference, tokens = logits()
     policy[:, 3] = reference[:, 3] = -torch.inf

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wpr.regularizers import Regularizer, RegularizerOutput
 from wpr.regularizers.base import TwoPhaseRegularizer
+from wpr.transport import kernels
 from wpr.transport.support import Support, row_slices
 
 
@@ -73,6 +74,26 @@ def measure(
     """
     if temperature != 1.0:  # in float32, as in the update: a quotient rounded to bf16 is another distribution
         policy_logits, reference_logits = policy_logits.float() / temperature, reference_logits.float() / temperature
+    log_prob, kl, entropy = _statistics(policy_logits, reference_logits, tokens, first)
+    work = regularizer.reduce if isinstance(regularizer, TwoPhaseRegularizer) else regularizer
+    others = {
+        name: other(policy_logits, reference_logits, tokens).divergence.float()
+        for name, other in (yardsticks or {}).items()
+    }
+    return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens), others)
+
+
+def _statistics(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, first: int) -> Tensor:
+    """Log-probability of the tokens, KL and entropy, in float32: ``(3, p)``."""
+    types = {policy_logits.dtype, reference_logits.dtype}
+    if torch.float64 not in types and kernels.chosen(policy_logits.device):
+        from wpr.transport.kernels.divergence import divergence_sums
+
+        sums = divergence_sums(policy_logits, reference_logits, "kl-and-entropy")
+        _refuse_totals(sums.log_policy, policy_logits, "policy", first)
+        _refuse_totals(sums.log_reference, reference_logits, "reference", first)
+        log_prob = policy_logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).float() - sums.log_policy
+        return torch.stack([log_prob, sums.terms, sums.offset])
     parts = []
     for rows in row_slices(policy_logits):
         log_p = policy_logits[rows].float().log_softmax(-1)
@@ -84,13 +105,7 @@ def measure(
         entropy = -(p * log_p.clamp_min(-1e30)).sum(-1)
         kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
         parts.append(torch.stack([log_prob, kl, entropy]))
-    work = regularizer.reduce if isinstance(regularizer, TwoPhaseRegularizer) else regularizer
-    log_prob, kl, entropy = torch.cat(parts, -1)
-    others = {
-        name: other(policy_logits, reference_logits, tokens).divergence.float()
-        for name, other in (yardsticks or {}).items()
-    }
-    return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens), others)
+    return torch.cat(parts, -1)
 
 
 @torch.no_grad()
@@ -116,7 +131,20 @@ def finish(regularizer: Regularizer, slices: list[SliceMeasures]) -> Measures:
 
 def _refuse_non_distributions(log_probs: Tensor, logits: Tensor, model: str, first: int) -> None:
     """A NaN or +inf among logits, or nothing but -inf, makes every log-probability of the row NaN."""
-    bad = log_probs[:, 0].isnan().nonzero().squeeze(-1) if len(log_probs) else log_probs.new_empty(0)
+    _refuse(
+        log_probs[:, 0].isnan().nonzero().squeeze(-1) if len(log_probs) else log_probs.new_empty(0),
+        logits,
+        model,
+        first,
+    )
+
+
+def _refuse_totals(log_totals: Tensor, logits: Tensor, model: str, first: int) -> None:
+    """The same by the rows' log-sum-exp ``(p,)``."""
+    _refuse((~log_totals.isfinite()).nonzero().squeeze(-1), logits, model, first)
+
+
+def _refuse(bad: Tensor, logits: Tensor, model: str, first: int) -> None:
     if len(bad):
         row = logits[int(bad[0])].float()
         finite = row[row.isfinite()]

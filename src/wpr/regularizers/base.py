@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from wpr.transport.support import Support
+from wpr.transport.support import Support, refuse_rows_without_total
 
 Gauge = Literal["raw", "value"]
 """What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
@@ -70,13 +70,20 @@ class TwoPhaseRegularizer(Regularizer, Protocol):
 
 def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
     """The tokens as int64; refuse inputs that do not belong together, naming what does not fit."""
+    tokens = check_shapes(policy_logits, reference_logits, tokens)
+    refuse_tokens_outside(tokens, policy_logits.shape[-1])
+    return tokens
+
+
+def check_shapes(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
+    """The same without a look at the tokens themselves, for which the host would have to wait for the device."""
     if policy_logits.ndim != 2 or policy_logits.shape != reference_logits.shape:
         raise ValueError(
             f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must "
             f"both be (positions, vocabulary) and of one shape; "
             "flatten batch and time first, and drop padding"
         )
-    positions, vocabulary = policy_logits.shape
+    positions = len(policy_logits)
     if not (policy_logits.is_floating_point() and reference_logits.is_floating_point()):
         raise ValueError(
             f"logits of type {policy_logits.dtype} and {reference_logits.dtype}; both must be floating point"
@@ -92,7 +99,11 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} "
             f"and {tokens.device}; move them to one device"
         )
-    tokens = tokens.long()
+    return tokens.long()
+
+
+def refuse_tokens_outside(tokens: Tensor, vocabulary: int) -> None:
+    """Raise if a token id ``(P,)`` is none of the vocabulary's."""
     outside = ((tokens < 0) | (tokens >= vocabulary)).nonzero().squeeze(-1)
     if len(outside):
         raise ValueError(
@@ -100,7 +111,6 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"(0..{vocabulary - 1}); "
             "padding and ignored labels must be dropped before a regularizer sees them"
         )
-    return tokens
 
 
 def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int = 0) -> None:
@@ -114,3 +124,17 @@ def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int
             f"({len(bad)} such position(s)); "
             "a sampled token needs a finite logit: apply the same vocabulary mask when sampling and when scoring"
         )
+
+
+def refuse_by_one_question(
+    tokens: Tensor, vocabulary: int, log_policy: Tensor, log_reference: Tensor, log_probability: Tensor
+) -> None:
+    """Everything that the values can be refused for, at the price of one wait for the device: tokens outside of the
+    vocabulary, rows without a finite log-sum-exp, and tokens that the policy cannot emit: ``(P,)`` each.
+    """
+    bad = (tokens < 0) | (tokens >= vocabulary) | ~(log_policy + log_reference).isfinite()
+    if (bad | (log_probability == -torch.inf)).any():
+        refuse_tokens_outside(tokens, vocabulary)
+        refuse_rows_without_total(log_policy, "policy")
+        refuse_rows_without_total(log_reference, "reference")
+        refuse_impossible_tokens(log_probability, tokens)

@@ -34,7 +34,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.regularizers.base import (
+    Gauge,
+    RegularizerOutput,
+    check_inputs,
+    check_shapes,
+    refuse_by_one_question,
+    refuse_impossible_tokens,
+)
+from wpr.transport import kernels
 from wpr.transport.support import refuse_rows_without_total, row_slices, working_dtype
 
 Estimator = Literal["gradient", "paper"]
@@ -81,6 +89,8 @@ class FDivergence(ABC):
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
+        if self._by_kernels(policy_logits, reference_logits):
+            return self._call_by_kernels(policy_logits, reference_logits, tokens)
         tokens = check_inputs(policy_logits, reference_logits, tokens)
         penalties, divergences = [], []
         for part in row_slices(policy_logits):
@@ -91,6 +101,27 @@ class FDivergence(ABC):
             penalties.append(self._penalty(token_p - token_q) + self._offset(log_p, log_q))
             divergences.append(_sum_over_vocabulary(self.terms(log_p, log_q), log_p, log_q))
         return RegularizerOutput(torch.cat(penalties), torch.cat(divergences))
+
+    def _by_kernels(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
+        """Whether the Triton kernels do the work: they know the formulas of this module, not those of a subclass."""
+        known = type(self).__module__ == __name__
+        plain = torch.float64 not in (policy_logits.dtype, reference_logits.dtype)
+        return known and plain and kernels.chosen(policy_logits.device)
+
+    def _call_by_kernels(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
+        from wpr.transport.kernels.divergence import divergence_sums
+
+        tokens = check_shapes(policy_logits, reference_logits, tokens)
+        sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
+        vocabulary = policy_logits.shape[-1]
+        here = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
+        token_p = policy_logits.gather(-1, here).squeeze(-1).float() - sums.log_policy
+        token_q = reference_logits.gather(-1, here).squeeze(-1).float() - sums.log_reference
+        refuse_by_one_question(tokens, vocabulary, sums.log_policy, sums.log_reference, token_p)
+        penalty = self._penalty(token_p - token_q)
+        if self.gauge == "value" and self.estimator == "gradient":
+            penalty = penalty + sums.offset.masked_fill(~sums.offset.isfinite(), 0)
+        return RegularizerOutput(penalty, sums.terms)
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
         """See `Regularizer.loss`. ``tokens`` are not needed: the expectation runs over the whole vocabulary."""

@@ -15,13 +15,22 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from wpr.regularizers.base import Gauge, RegularizerOutput, check_inputs, refuse_impossible_tokens
+from wpr.regularizers.base import (
+    Gauge,
+    RegularizerOutput,
+    check_inputs,
+    check_shapes,
+    refuse_by_one_question,
+    refuse_impossible_tokens,
+)
+from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
@@ -35,6 +44,9 @@ from wpr.transport.sinkhorn import (
     solve_unbalanced,
 )
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
+
+KERNEL_COST_BYTES = 640 << 20
+"""Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
 
 Marginals = Literal["balanced", "unbalanced"]
 Preset = Literal["paper", "semantic"]
@@ -171,8 +183,10 @@ class Wasserstein:
     def __init__(
         self, geometry: TokenGeometry, preset: Preset = "semantic", *, method: str = "auto", **settings: Any
     ) -> None:
-        """Settings not given come from the preset; `WassersteinSettings` lists them. ``method`` is the solver's domain,
-        see `transport.gibbs`.
+        """Settings not given come from the preset; `WassersteinSettings` lists them.
+
+        method: the domain of the torch solvers, see `transport.gibbs`. On a GPU ``"auto"`` means the Triton kernels,
+            see `transport.kernels`.
         """
         if preset not in PRESETS:
             raise ValueError(f"preset={preset!r} is unknown; use one of {', '.join(map(repr, PRESETS))}")
@@ -187,7 +201,8 @@ class Wasserstein:
         self.geometry = geometry
         self.preset: Preset = preset
         self.settings = replace(PRESETS[preset], **settings)
-        self.method = resolve_method(method)
+        resolve_method(method)
+        self.method = method
         if self.settings.k2 > geometry.vocabulary:
             raise ValueError(
                 f"k2={self.settings.k2} exceeds the vocabulary ({geometry.vocabulary} tokens); set k2 to "
@@ -212,13 +227,16 @@ class Wasserstein:
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        return self.finish(self.reduce(policy_logits, reference_logits, tokens))
+        support, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        out = self.finish(support)
+        refuse()
+        return out
 
     @torch.no_grad()
     def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
         """See `TwoPhaseRegularizer.reduce`."""
-        support = self.support(policy_logits, reference_logits, tokens)
-        refuse_impossible_tokens(support.log_policy.gather(-1, support.sampled.unsqueeze(-1)).squeeze(-1), tokens)
+        support, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        refuse()
         return support
 
     @torch.no_grad()
@@ -246,17 +264,51 @@ class Wasserstein:
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
         rows, n = support.ids.shape
-        step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
-        # The gathered embeddings of a chunk count too, where they are wide.
-        step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
+        if self._by_kernels(support.log_policy):
+            step = max(1, KERNEL_COST_BYTES // (n * (n + 16) * 4))
+        else:
+            step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
+            # The gathered embeddings of a chunk count too, where they are wide.
+            step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
         with full_precision(support.ids.device):
             parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
+        if len(parts) == 1:
+            return parts[0]
         diagnostics = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), diagnostics
 
     def support(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
         """The support that the penalties of these positions are computed on, from checked inputs."""
         tokens = check_inputs(policy_logits, reference_logits, tokens)
+        self._check(policy_logits)
+        if self._by_kernels(policy_logits, reference_logits):
+            from wpr.transport.kernels.support import truncate as truncate_by_kernels
+
+            return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
+        return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
+
+    def _reduce(
+        self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
+    ) -> tuple[Support, Callable[[], None]]:
+        """The support, and a function that refuses bad rows and impossible tokens. With the kernels that question is
+        the only one that makes the host wait for the device, so it can be put off until all work has been handed over.
+        """
+        if not self._by_kernels(policy_logits, reference_logits):
+            support = self.support(policy_logits, reference_logits, tokens)
+            return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)
+        from wpr.transport.kernels.support import reduce_logits
+
+        tokens = check_shapes(policy_logits, reference_logits, tokens)
+        self._check(policy_logits)
+        vocabulary = self.geometry.vocabulary
+        known = tokens.clamp(0, vocabulary - 1)
+        support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
+        return support, lambda: refuse_by_one_question(
+            tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
+        )
+
+    def _check(self, policy_logits: Tensor) -> None:
+        """Refuse logits that do not belong to the geometry."""
         if policy_logits.shape[-1] != self.geometry.vocabulary:
             raise ValueError(
                 f"logits over {policy_logits.shape[-1]} tokens but a geometry of {self.geometry.vocabulary}; "
@@ -267,21 +319,34 @@ class Wasserstein:
                 f"logits are on {policy_logits.device} but the geometry is on {self.geometry.embeddings.device}; use "
                 f"geometry.to({str(policy_logits.device)!r})"
             )
-        return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
+
+    def _by_kernels(self, *tensors: Tensor) -> bool:
+        """Whether the Triton kernels do the work on these tensors."""
+        if self.method != "auto" or any(tensor.dtype == torch.float64 for tensor in tensors):
+            return False
+        if not kernels.chosen(tensors[0].device):
+            return False
+        from wpr.transport.kernels.cost import supports
+
+        obstacle = supports(self.geometry)
+        if obstacle:
+            kernels.say_once(f"Wasserstein: torch functions, because {obstacle}")
+        return obstacle is None
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
-        log_a, log_b = support.log_policy, support.log_reference
+        if self._by_kernels(support.log_policy):
+            return self._penalties_by_kernels(support)
+        log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-        kernel = GibbsKernel(cost, s.lam, self.method)
-        masses = prepare_masses(log_a, log_b)
-        own, cross = self._solve(*masses[:2], kernel)
-        value = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, mean, divergence = value(*masses, own, cross)
+        connected = (cost.isfinite() & ~padding.unsqueeze(-2)).sum(-1) > 1
+        cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+        derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
+        penalty, mean, divergence = derive(log_a, log_b, padding, cross, own)
         if s.gauge == "value":
             penalty = penalty + (divergence - mean).unsqueeze(-1)
-        tokens = support.ids != NO_TOKEN
-        lonely = tokens & (cost.isfinite().sum(-1) == 1)
+        tokens = (support.ids != NO_TOKEN) & ~padding  # those that one of the two can emit
+        lonely = tokens & ~connected
         diagnostics = {
             "iterations": cross.iterations,
             "marginal_error": cross.marginal_error,
@@ -294,6 +359,37 @@ class Wasserstein:
         }
         return penalty, divergence, diagnostics
 
+    def _penalties_by_kernels(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same with the Triton kernels."""
+        from wpr.transport.kernels import potentials
+        from wpr.transport.kernels.cost import cost as cost_of
+        from wpr.transport.kernels.neighbour_lists import neighbour_lists
+        from wpr.transport.kernels.penalty import penalties
+
+        s = self.settings
+        log_a, log_b = support.log_policy, support.log_reference
+        cost = cost_of(self.geometry, support.ids, scaled=s.scaled, fill=False)
+        lists = neighbour_lists(log_a, log_b, cost)
+        rho = s.rho if s.marginals == "unbalanced" else math.inf
+        cross, own = potentials.solve(
+            log_a, log_b, cost, lists,
+            lam=s.lam, rho=rho, iterations=s.iterations, tolerance=s.tolerance, floor=s.floor, debias=s.debias,
+        )  # fmt: skip
+        out = penalties(
+            support.ids, log_a, log_b, lists.count, cross, own, lam=s.lam, rho=rho, value_gauge=s.gauge == "value"
+        )
+        diagnostics = {
+            "iterations": cross.iterations,
+            "marginal_error": cross.marginal_error,
+            "change": cross.change,
+            "converged": cross.converged,
+            "support_size": out.support_size,
+            "isolated_share": out.isolated_share,
+            "leftover_policy": out.leftover_policy,
+            "leftover_reference": out.leftover_reference,
+        }
+        return out.penalty, out.divergence, diagnostics
+
     @torch.no_grad()
     def transport_plan(self, support: Support) -> TransportPlan:
         """The plan behind the penalties of these positions, with the same potentials. It takes n^2 numbers a position:
@@ -303,7 +399,7 @@ class Wasserstein:
         with full_precision(support.ids.device):
             log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
             cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-            own, cross = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+            cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
             rest_a, rest_b = log_a, log_b
             if s.marginals == "unbalanced":
                 log_u, log_v = log_a + s.lam * cross.f, log_b + s.lam * cross.g
@@ -318,29 +414,25 @@ class Wasserstein:
 
     def _solve(
         self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel
-    ) -> tuple[tuple[Tensor, Tensor] | None, Solution]:
-        """Potentials of the policy's and the reference's transport to themselves, where they are subtracted, and of the
-        one to the other.
+    ) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
+        """The transport between the two, and if asked for the potentials of each one's transport to itself. Those
+        converge three times faster an iteration, so they are solved more exactly.
         """
         s = self.settings
-        own = (self._self(log_a, kernel), self._self(log_b, kernel)) if s.debias else None
+        own = None
+        if s.debias:
+            rho = s.rho if s.marginals == "unbalanced" else math.inf
+            both = [solve_self(x, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f for x in (log_a, log_b)]
+            own = (both[0], both[1])
         if s.marginals == "balanced":
-            return own, solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor)
+            return solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor), own
         # The self-potentials are also a good start: where policy and reference agree, they are the solution.
-        return own, solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own)
-
-    def _self(self, log_mass: Tensor, kernel: GibbsKernel) -> Tensor:
-        """Potential of a distribution's transport to itself. It converges three times faster an iteration, so it is
-        solved more exactly.
-        """
-        s = self.settings
-        rho = s.rho if s.marginals == "unbalanced" else math.inf
-        return solve_self(log_mass, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f
+        return solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own), own
 
     def _unbalanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Penalties, their mean under the policy, and the divergence, from the potentials.
+        """Penalties, their mean under the policy, and the divergence.
 
         With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g, the transport costs
         (rho + 1/lam) (1 - A) + rho (1 - B); a self-transport, where A = B, costs (2 rho + 1/lam) (1 - A).
@@ -357,7 +449,7 @@ class Wasserstein:
         return penalty, price * (own_a - moved_a), divergence
 
     def _balanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, own: tuple[Tensor, Tensor] | None, cross: Solution
+        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same for exact marginals: the transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass
         1).

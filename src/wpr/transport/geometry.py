@@ -30,7 +30,7 @@ Scale = Literal["median-nn"] | float | None
 ALIVE = 0.05
 """A token is alive if its nearest other token is farther than this share of its typical distance to the vocabulary."""
 
-_SLACK = {torch.float32: 1e-5, torch.float64: 1e-12}
+RADIUS_SLACK = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Relative slack of the radius rule: a cost is computed in blocks of another shape when the radii are built, and rounds
 differently.
 """
@@ -141,7 +141,7 @@ class TokenGeometry:
         cost = upper + upper.mT  # one side for both: rounding, or a user's function, may differ in the last bits
         radius = self.radius[index]
         reach = torch.maximum(radius.unsqueeze(-1), radius.unsqueeze(-2)).mul_(
-            1 + max(_SLACK[cost.dtype], _SLACK[radius.dtype])
+            1 + max(RADIUS_SLACK[cost.dtype], RADIUS_SLACK[radius.dtype])
         )
         apart = (cost > reach).logical_or_(~pairs)
         cost = cost.div_(self.scale if scaled else 1.0).masked_fill_(apart, torch.inf)

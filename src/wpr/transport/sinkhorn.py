@@ -229,16 +229,10 @@ class Relaxation:
     """
 
     def __init__(self, like: Tensor, tau: float) -> None:
-        self.full = optimal_relaxation(tau) - 1
-        # In the linear regime errors fall like t (omega - 1)^t; three times its decay time is past the hump.
-        self.window = max(WINDOW, math.ceil(3 / (1 - self.full)))
-        self.enough = max(0.9, (1 + tau ** (2 * self.window)) / 2)
+        self.full, self.window, self.enough, self.ceiling = relaxation_schedule(tau)
         self.excess = torch.full_like(like[:, :1], self.full)
         self.before = torch.full_like(self.excess, torch.inf)
         self.strikes = torch.zeros_like(self.excess)
-        # The solution is at most the first plain step over 1 - tau^2 away, and a converging run's steps are at most
-        # about 1 - (omega - 1) of that. What steps four times farther runs away, and goes on with plain updates.
-        self.ceiling = 4 * (1 - self.full) / (1 - tau * tau)
         self.first = torch.zeros_like(self.excess)
 
     def omega(self, iteration: int, residual: Tensor) -> Tensor:
@@ -254,6 +248,20 @@ class Relaxation:
             self.excess = torch.where(stuck, self.excess / 2, raised)
             self.before = residual
         return 1 + self.excess * min(1.0, iteration / RAMP)
+
+
+def relaxation_schedule(tau: float) -> tuple[float, int, float, float]:
+    """The numbers that `Relaxation` goes by: the full excess of omega over 1; the iterations of a window; what share of
+    the residual a window may leave; and how many times the first residual is too far.
+    """
+    full = optimal_relaxation(tau) - 1
+    # In the linear regime errors fall like t (omega - 1)^t; three times its decay time is past the hump.
+    window = max(WINDOW, math.ceil(3 / (1 - full))) if full < 1 else WINDOW
+    enough = max(0.9, (1 + tau ** (2 * window)) / 2)
+    # The solution is at most the first plain step over 1 - tau^2 away, and a converging run's steps are at most about
+    # 1 - (omega - 1) of that. What steps four times farther runs away, and goes on with plain updates.
+    ceiling = 4 * (1 - full) / (1 - tau * tau) if full < 1 else math.inf
+    return full, window, enough, ceiling
 
 
 def optimal_relaxation(tau: float) -> float:

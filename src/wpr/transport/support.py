@@ -57,6 +57,11 @@ class Support:
         """Entries in use, the dummy included: ``(P,)``."""
         return (self.ids != NO_TOKEN).sum(-1) + 1
 
+    @property
+    def log_of_sampled(self) -> Tensor:
+        """Log-probability of the sampled tokens under the policy: ``(P,)``."""
+        return self.log_policy.gather(-1, self.sampled.unsqueeze(-1)).squeeze(-1)
+
 
 def truncate(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2: int) -> Support:
     """Reduce logits ``(P, V)`` of both models and the sampled tokens ``(P,)`` to a shared `Support`.

@@ -1,0 +1,509 @@
+"""The penalty on a GPU: Triton kernels beside the torch path, the released algorithm's way, and the KL penalty.
+
+Everything in one run: all variants take turns, each time is the median of ``--repeats`` runs after a warm-up, memory is
+the peak beyond what was allocated before the call. Inputs are random, but shaped like a language model's: tokens come
+in 256 groups of neighbours and with frequencies by Zipf's law; a position prefers the tokens of four groups, so that
+the supports have about as many edges as SmolLM2's (`stages` prints how many). Radii come from a sample of the
+vocabulary. Tables go to the terminal and, as markdown, to ``--out``.
+
+    python -m benchmarks.kernels --out benchmarks/kernels.md             # the micro-batch, its stages, and the scaling
+    python -m benchmarks.kernels --only micro stages                     # parts of it
+    python -m benchmarks.kernels --only tune                             # block sizes of the kernels
+    python -m benchmarks.kernels --only check --logits FILE              # agreement with float64; FILE: see `check`
+    TRITON_INTERPRET=1 WPR_KERNELS=1 python -m benchmarks.kernels --tiny # on a CPU, to see that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.released_penalty import random_kernel, released_penalty
+from wpr import ReverseKL, TokenGeometry, Wasserstein
+from wpr.transport.metrics import EUCLIDEAN
+from wpr.transport.support import truncate as truncate_by_torch
+
+Work = Callable[[], object]
+GROUPS = 256
+BANDWIDTH, BF16 = 4.3e12, 7.9e14
+"""Measured on an H200: bytes a second of a device copy, operations a second of a large bf16 product."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The sizes of one measurement; the defaults are the paper's micro-batch."""
+
+    positions: int = 2048
+    vocabulary: int = 256_000
+    hidden: int = 2048
+    neighbours: int = 512
+    k2: int = 128
+    iterations: int = 10
+    """Of the paper's penalty; the semantic one runs until it has converged to 1e-4."""
+
+
+TINY = Case(positions=2, vocabulary=300, hidden=33, neighbours=20, k2=5, iterations=3)
+SCALING: dict[str, list[int]] = {
+    "positions": [256, 1024, 2048, 4096, 16_384],
+    "vocabulary": [32_000, 128_000, 256_000],
+    "hidden": [576, 2048, 4096],
+    "k2": [64, 128, 256],
+    "iterations": [10, 50, 200],
+}
+TINY_SCALING = {"positions": [1], "vocabulary": [97], "hidden": [7], "k2": [1], "iterations": [2]}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Milliseconds (median, fastest, slowest) and megabytes of one variant."""
+
+    median: float
+    fastest: float
+    slowest: float
+    megabytes: float
+
+
+class Bench:
+    """Inputs of a case, and how its work is timed."""
+
+    def __init__(self, case: Case, device: torch.device, repeats: int) -> None:
+        self.case, self.device, self.repeats = case, device, repeats
+        generator = torch.Generator(device=device).manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+
+        self.policy = torch.empty(case.positions, case.vocabulary, dtype=torch.bfloat16, device=device)
+        self.reference = torch.empty_like(self.policy)
+        self.groups = torch.randint(GROUPS, (case.vocabulary,), generator=generator, device=device)
+        rarity = torch.randperm(case.vocabulary, generator=generator, device=device) + 1.0
+        weights = 1 / (torch.arange(GROUPS, device=device) + 1.0)
+        for start in range(0, case.positions, 256):  # no float32 copy of everything
+            rows = slice(start, min(start + 256, case.positions))
+            count = rows.stop - rows.start
+            liked = torch.multinomial(weights.expand(count, GROUPS), 4, generator=generator)
+            boost = torch.zeros(count, GROUPS, device=device).scatter_(1, liked, 8.0)
+            logits = 2.5 * random(count, case.vocabulary) - 1.2 * rarity.log() + boost[:, self.groups]
+            self.reference[rows] = logits.to(torch.bfloat16)
+            self.policy[rows] = (logits + 0.5 * random(*logits.shape)).to(torch.bfloat16)
+        self.tokens = self.policy.argmax(-1)
+        self.tokens[::3] = self.reference[::3].topk(2).indices[:, 1]
+        centres = random(GROUPS, case.hidden)
+        self.embeddings = torch.empty(case.vocabulary, case.hidden, dtype=torch.bfloat16, device=device)
+        for rows in torch.arange(case.vocabulary, device=device).split(1 << 14):
+            self.embeddings[rows] = (centres[self.groups[rows]] + 0.7 * random(len(rows), case.hidden)).bfloat16()
+        self.geometry = sampled_geometry(self.embeddings, case.neighbours)
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.policy, self.reference, self.tokens
+
+    def measure(self, works: dict[str, Work], fewer: int = 1 << 30) -> dict[str, Result]:
+        """Times of all, taking turns; of what runs through torch as many as ``fewer``."""
+        times: dict[str, list[float]] = {name: [] for name in works}
+        memory: dict[str, float] = {}
+        for name, work in works.items():
+            for _ in range(2 if self.device.type == "cuda" else 0):
+                work()
+            memory[name] = self.peak(work)
+        for turn in range(self.repeats):
+            for name, work in works.items():
+                if turn < fewer or "torch" not in name:
+                    times[name].append(self._time(work))
+        return {name: Result(statistics.median(x), min(x), max(x), memory[name]) for name, x in times.items()}
+
+    def _time(self, work: Work) -> float:
+        if self.device.type != "cuda":
+            begin = time.perf_counter()
+            work()
+            return 1e3 * (time.perf_counter() - begin)
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        work()
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop))
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def peak(self, work: Work) -> float:
+        if self.device.type != "cuda":
+            return 0.0
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def sampled_geometry(embeddings: Tensor, neighbours: int) -> TokenGeometry:
+    """A geometry whose radii are estimated from costs to a sample of the vocabulary: seconds instead of minutes."""
+    vocabulary = len(embeddings)
+    sample = embeddings[torch.linspace(0, vocabulary - 1, min(vocabulary, 8192), device=embeddings.device).long()]
+    rank = max(2, round(len(sample) * neighbours / vocabulary))  # the token itself may be in the sample
+    parts = []
+    for rows in embeddings.split(8192):
+        cost = torch.cdist(rows.float(), sample.float())
+        parts.append(cost.kthvalue(min(rank, len(sample)), dim=-1).values)
+    radius = torch.cat(parts)
+    alive = torch.ones_like(radius, dtype=torch.bool)
+    return TokenGeometry(embeddings, EUCLIDEAN, neighbours, radius, radius, alive, float(radius.median()), "given")
+
+
+@contextmanager
+def path(kernels: bool) -> Iterator[None]:
+    """Everything within runs through the kernels, or through torch."""
+    before = os.environ.get("WPR_KERNELS")
+    os.environ["WPR_KERNELS"] = "1" if kernels else "0"
+    try:
+        yield
+    finally:
+        os.environ.pop("WPR_KERNELS")
+        if before is not None:
+            os.environ["WPR_KERNELS"] = before
+
+
+def on(kernels: bool, work: Work) -> Work:
+    def run() -> object:
+        with path(kernels):
+            return work()
+
+    return run
+
+
+def log_softmax_kl(policy: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
+    here = tokens.unsqueeze(-1)
+    log_p, log_q = policy.float().log_softmax(-1), reference.float().log_softmax(-1)
+    return (log_p.gather(-1, here) - log_q.gather(-1, here)).squeeze(-1)
+
+
+def fused_log_softmax_kl(policy: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
+    here = tokens.unsqueeze(-1)
+    log_p, log_q = (x.log_softmax(-1, dtype=torch.float32) for x in (policy, reference))
+    return (log_p.gather(-1, here) - log_q.gather(-1, here)).squeeze(-1)
+
+
+def penalties(bench: Bench) -> dict[str, Work]:
+    """The two penalties through the kernels and through torch."""
+    semantic = Wasserstein(bench.geometry, "semantic", k2=bench.case.k2)
+    paper = Wasserstein(bench.geometry, "paper", k2=bench.case.k2, iterations=bench.case.iterations)
+    return {
+        "semantic, kernels": on(True, lambda: semantic(*bench.inputs)),
+        "paper, kernels": on(True, lambda: paper(*bench.inputs)),
+        "semantic, torch": on(False, lambda: semantic(*bench.inputs)),
+        "paper, torch": on(False, lambda: paper(*bench.inputs)),
+    }
+
+
+def micro(bench: Bench) -> list[str]:
+    """The micro-batch: every variant."""
+    case = bench.case
+    kernel = random_kernel(bench.groups, case.neighbours)
+    works: dict[str, Work] = {
+        "KL, x.float().log_softmax()": lambda: log_softmax_kl(*bench.inputs),
+        "KL, log_softmax(dtype=float32)": lambda: fused_log_softmax_kl(*bench.inputs),
+        "reverse KL with divergence, kernels": on(True, lambda: ReverseKL()(*bench.inputs)),
+        "reverse KL with divergence, torch": on(False, lambda: ReverseKL()(*bench.inputs)),
+        **penalties(bench),
+        "paper, released algorithm": lambda: released_penalty(kernel, *bench.inputs, case.k2, 100.0, case.iterations),
+    }
+    results = bench.measure(works)
+    # Against the faster of the two ways to write it.
+    yardstick = min(results[name].median for name in works if name.startswith("KL"))
+    released = results["paper, released algorithm"].median
+    persistent = 8e-6 * case.vocabulary
+    lines = [
+        f"{case}",
+        "",
+        "| variant | ms, median (fastest to slowest) | times KL | released / this | extra MB at peak |",
+        "|---|---|---|---|---|",
+    ]
+    for name, r in results.items():
+        lines.append(
+            f"| {name} | {r.median:.3f} ({r.fastest:.3f} to {r.slowest:.3f}) | {r.median / yardstick:.2f} | "
+            f"{released / r.median:.1f} | {r.megabytes:.0f} |"
+        )
+    kept = (kernel.col_indices().numel() + kernel.crow_indices().numel()) * 8 + kernel.values().numel() * 4
+    lines += ["", f"Kept between calls: kernels {persistent:.1f} MB (sizes and weights), released {kept / 1e6:.0f} MB."]
+    return lines
+
+
+def stages(bench: Bench) -> list[str]:
+    """Each kernel by itself, and its share of what the device can do."""
+    from wpr.transport.kernels import cost, divergence, potentials, support, vocabulary
+
+    case = bench.case
+    n, rows = 2 * case.k2 + 2, case.positions
+    both_logits = bench.policy, bench.reference
+    of_blocks = vocabulary.block_statistics(*both_logits)
+    tops = vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks)
+    reduced, _, _ = support.reduce_logits(*bench.inputs, case.k2)
+    some = reduced[: min(rows, 1024)]
+    costs = cost.cost(bench.geometry, some.ids)
+    ids, sampled = torch.empty_like(reduced.ids), torch.empty_like(reduced.sampled)
+    marks = support._merge(tops, bench.tokens, case.vocabulary, ids, sampled)
+    masses, totals = torch.empty(2, rows, n, device=bench.device), torch.empty(2, rows, device=bench.device)
+    masses_of = some.log_policy, some.log_reference
+    semantic = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
+    out = potentials.debiased(*masses_of, costs, **semantic)
+    both = 2 * rows * case.vocabulary * 2
+    blocks = of_blocks.highest.numel()
+    real = (some.ids >= 0).sum()
+    tokens = float(real / len(some.ids))
+    edges = float(((costs.isfinite().sum(-1) - 1) * (some.ids >= 0)).sum() / real)
+    works: dict[str, tuple[Work, float, float]] = {
+        "statistics": (lambda: vocabulary.block_statistics(*both_logits), both + 8 * blocks, 0),
+        "top ids": (
+            lambda: vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks),
+            blocks * 4 + 2 * rows * case.k2 * 128,
+            0,
+        ),
+        "merge": (
+            lambda: support._merge(tops, bench.tokens, case.vocabulary, ids, sampled),
+            blocks * 4 + rows * n * 24,
+            0,
+        ),
+        "masses": (
+            lambda: support._masses(both_logits, of_blocks, ids, marks, masses, totals),
+            blocks * 16 + 2 * rows * n * 140,
+            0,
+        ),
+        "support, all of it": (lambda: support.reduce_logits(*bench.inputs, case.k2), both, 0),
+        f"cost, {len(some.ids)} positions": (
+            lambda: cost.cost(bench.geometry, some.ids),
+            len(some.ids) * (tokens * case.hidden * 2 + n * n * 4),
+            len(some.ids) * tokens * tokens * case.hidden,  # half of the products: it is symmetric
+        ),
+        f"semantic potentials, {len(some.ids)} positions": (
+            lambda: potentials.debiased(*masses_of, costs, **semantic),
+            len(some.ids) * n * n * 4,
+            0,
+        ),
+        f"paper potentials, {len(some.ids)} positions": (
+            lambda: potentials.balanced(*masses_of, costs, lam=100.0, iterations=case.iterations, floor=1e-16),
+            len(some.ids) * n * n * 4,
+            0,
+        ),
+        "sums of a divergence (two reads)": (
+            lambda: divergence.divergence_sums(bench.policy, bench.reference, "reverse-kl"),
+            2 * both,
+            0,
+        ),
+    }
+    results = bench.measure({name: work for name, (work, _, _) in works.items()})
+    lines = [
+        f"Tokens in use of {n} entries: {tokens:.0f} on average, with {edges:.1f} neighbours each. Iterations: "
+        f"{out.cross.iterations.float().mean():.1f}, at most {int(out.cross.iterations.max())}.",
+        "",
+        "| stage | ms | counted GB | share of 4.3 TB/s | counted TFLOP | share of 790 TFLOP/s | extra MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, (_, moved, operations) in works.items():
+        r = results[name]
+        lines.append(
+            f"| {name} | {r.median:.3f} | {moved / 1e9:.3f} | {moved / BANDWIDTH / r.median * 1e3:.0%} | "
+            f"{operations / 1e12:.3f} | {operations / BF16 / r.median * 1e3:.0%} | {r.megabytes:.0f} |"
+        )
+    return lines
+
+
+def scaling(base: Case, axes: dict[str, list[int]], device: torch.device, repeats: int) -> list[str]:
+    """One size varied at a time."""
+    lines = ["Of the torch path medians of 5."]
+    for axis, values in axes.items():
+        lines += [
+            "",
+            f"| {axis} | semantic ms, kernels | torch | paper ms, kernels | torch | semantic MB, kernels | torch |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for value in values:
+            bench = Bench(replace(base, **{axis: value}), device, repeats)
+            r = bench.measure(penalties(bench), fewer=5)
+            cells = [
+                r[name].median for name in ("semantic, kernels", "semantic, torch", "paper, kernels", "paper, torch")
+            ]
+            lines.append(
+                f"| {value} | "
+                + " | ".join(f"{cell:.3f}" for cell in cells)
+                + f" | {r['semantic, kernels'].megabytes:.0f} | {r['semantic, torch'].megabytes:.0f} |"
+            )
+            print(lines[-1], flush=True)
+    return lines
+
+
+def check(bench: Bench, logits: Path | None) -> list[str]:
+    """Agreement with float64 torch on fresh random inputs, or on real ones: a file of a dictionary ``policy``,
+    ``reference`` ``(P, V)``, ``tokens`` ``(P,)``, ``embeddings`` ``(V, d)``, written by `torch.save`.
+    """
+    geometry, (policy, reference, tokens) = bench.geometry, bench.inputs
+    if logits is not None:
+        data = {name: x.to(bench.device) for name, x in torch.load(logits).items()}
+        policy, reference, tokens = data["policy"], data["reference"], data["tokens"]
+        geometry = TokenGeometry.from_embeddings(data["embeddings"], neighbours=bench.case.neighbours)
+    rows = slice(0, 64)
+    policy, reference, tokens = policy[rows], reference[rows], tokens[rows]
+    exact_inputs = policy.double(), reference.double(), tokens
+    lines = [
+        "| penalty | largest error / largest penalty | of the divergence | ids of the support |",
+        "|---|---|---|---|",
+    ]
+    for preset in ("semantic", "paper"):
+        regularizer = Wasserstein(geometry, preset, k2=bench.case.k2)
+        with path(True):
+            ours = regularizer(policy, reference, tokens)
+            ids = regularizer.support(policy, reference, tokens).ids
+        with path(False):
+            exact = regularizer(*exact_inputs)
+        errors = [
+            float((getattr(ours, name).double() - getattr(exact, name)).abs().max() / getattr(exact, name).abs().max())
+            for name in ("penalty", "divergence")
+        ]
+        same = torch.equal(ids, truncate_by_torch(*exact_inputs, bench.case.k2).ids)
+        lines.append(f"| {preset} | {errors[0]:.2e} | {errors[1]:.2e} | {'identical' if same else 'DIFFERENT'} |")
+    return lines
+
+
+def hidden(bench: Bench) -> list[str]:
+    """From hidden states: logits of both models made first, or slice by slice."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from wpr import from_hidden
+
+    case = bench.case
+    config = LlamaConfig(
+        vocab_size=case.vocabulary, hidden_size=case.hidden, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
+    states = [torch.randn(case.positions, case.hidden, device=bench.device).to(dtype) for _ in range(2)]
+    bench.policy = bench.reference = torch.empty(0)  # they are made anew
+    with bench.device:
+        model = LlamaForCausalLM(config).to(dtype)
+    model.get_input_embeddings().weight.data = bench.embeddings.to(dtype) / case.hidden**0.5 * 3
+    head = model.get_output_embeddings()
+    tokens = torch.randint(case.vocabulary, (case.positions,), device=bench.device)
+    semantic = Wasserstein(bench.geometry, "semantic", k2=case.k2)
+
+    @torch.no_grad()
+    def whole() -> object:
+        return semantic(head(states[0]), head(states[1]), tokens)
+
+    @torch.no_grad()
+    def heads() -> object:
+        return head(states[0]).shape, head(states[1]).shape
+
+    works: dict[str, Work] = {
+        "the two heads alone": heads,
+        "logits of both, then the penalty": on(True, whole),
+    }
+    for memory in (128, 256, 512):
+        works[f"from_hidden, {memory} MB of logits"] = on(
+            True,
+            lambda memory=memory: from_hidden(semantic, model, states[0], model, states[1], tokens, memory_mb=memory),
+        )
+    lines = ["| way | ms | extra MB at peak |", "|---|---|---|"]
+    return lines + [f"| {name} | {r.median:.2f} | {r.megabytes:.0f} |" for name, r in bench.measure(works).items()]
+
+
+def geometry(bench: Bench) -> list[str]:
+    """The radii of the whole vocabulary."""
+    results = []
+    for _ in range(3):
+        bench.sync()
+        start = time.perf_counter()
+        memory = bench.peak(
+            lambda: TokenGeometry.from_embeddings(bench.embeddings, neighbours=bench.case.neighbours, progress=False)
+        )
+        results.append(time.perf_counter() - start)
+    shape = " x ".join(f"{size:,}" for size in bench.embeddings.shape)
+    found = ", ".join(f"{seconds:.2f}" for seconds in results)
+    return [
+        f"{shape}, {bench.case.neighbours} neighbours: {found} s in three builds, {memory:.0f} MB beyond the inputs."
+    ]
+
+
+def tune(bench: Bench) -> list[str]:
+    """Block sizes of the three kernels that take the time."""
+    from wpr.transport.kernels import cost, neighbour_lists, potentials, support, vocabulary
+
+    reduced, _, _ = support.reduce_logits(*bench.inputs, bench.case.k2)
+    some = reduced[: min(bench.case.positions, 1024)]
+    costs = cost.cost(bench.geometry, some.ids)
+    lines = ["| kernel | setting | ms |", "|---|---|---|"]
+
+    def record(kernel: str, setting: str, work: Work) -> None:
+        try:
+            result = f"{bench.measure({'': work})[''].median:.3f}"
+        except Exception as error:
+            result = type(error).__name__  # out of shared memory, for instance
+        lines.append(f"| {kernel} | {setting} | {result} |")
+        print(lines[-1], flush=True)
+
+    for at_once in (32, 64, 128, 256):
+        vocabulary.BLOCKS_OF_A_PROGRAM = at_once
+        record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy, bench.reference))
+    vocabulary.BLOCKS_OF_A_PROGRAM = 128
+    for columns, stages_ in ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)):
+        cost.PANEL_COLUMNS, cost.PANEL_STAGES = columns, stages_
+        record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
+    cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
+    settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
+    for depth, warps in ((8, 2), (8, 4), (16, 2), (16, 4), (16, 8)):
+        potentials.DEPTH, potentials.WARPS = depth, warps
+        record(
+            "semantic potentials",
+            f"{depth} deep, {warps} warps",
+            lambda: potentials.debiased(some.log_policy, some.log_reference, costs, **settings),
+        )
+    record("lists", "", lambda: neighbour_lists.neighbour_lists(some.log_policy, some.log_reference, costs))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=["micro", "stages", "scaling", "check", "geometry", "hidden", "tune"]
+    )
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU under Triton's interpreter")
+    parser.add_argument("--logits", type=Path, help="real logits for --only check")
+    parser.add_argument("--out", type=Path, help="write the tables here, as markdown")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not arguments.tiny:
+        parser.error("no CUDA device; add --tiny and set TRITON_INTERPRET=1 to see that it runs")
+    case, repeats = (TINY, 1) if arguments.tiny else (Case(), arguments.repeats)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, interpreted: times mean nothing"
+    lines = [f"{name}, torch {torch.__version__}, medians of {repeats} runs."]
+    parts = arguments.only or ["check", "micro", "stages", "geometry", "hidden", "scaling"]
+    bench = Bench(case, device, repeats)
+    for part in parts:
+        if part == "scaling":
+            table = scaling(case, TINY_SCALING if arguments.tiny else SCALING, device, repeats)
+        elif part == "check":
+            table = check(bench, arguments.logits)
+        else:
+            table = {"micro": micro, "stages": stages, "geometry": geometry, "hidden": hidden, "tune": tune}[part](
+                bench
+            )
+        lines += ["", f"## {part}", "", *table]
+        print("\n".join(["", f"## {part}", "", *table]), flush=True)
+        if arguments.out:
+            arguments.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Triton versions of the transport functions: same names, same results, chosen by themselves on a GPU.
+
+Which path runs is decided here, and said once. The environment variable ``WPR_KERNELS`` has the last word:
+
+    unset    the kernels for tensors on a CUDA device if Triton can be imported, else the torch functions
+    0        always the torch functions
+    1        always the kernels; an error says why if they cannot run
+
+The kernels' files import Triton; this one does not, so that the package can be imported without it. On a CPU the
+kernels run under Triton's interpreter (``TRITON_INTERPRET=1``), which is for tests: it is slow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+
+import torch
+
+VARIABLE = "WPR_KERNELS"
+
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+def chosen(device: torch.device) -> bool:
+    """Whether tensors on ``device`` go through the kernels; says so once, with the reason."""
+    wish = os.environ.get(VARIABLE, "").strip()
+    if wish not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE}={wish!r} is unknown; use 1 (kernels), 0 (torch), or leave it unset")
+    obstacle = _obstacle(device)
+    if wish == "1" and obstacle:
+        raise RuntimeError(f"{VARIABLE}=1 asks for the Triton kernels, but {obstacle}; unset {VARIABLE}")
+    if wish == "0":
+        say_once(f"transport on {device.type}: torch functions, because {VARIABLE}=0")
+        return False
+    if obstacle:
+        say_once(f"transport on {device.type}: torch functions, because {obstacle}")
+        return False
+    if device.type != "cuda" and wish != "1":
+        say_once(f"transport on {device.type}: torch functions; the kernels are for CUDA devices")
+        return False
+    say_once(f"transport on {device.type}: Triton kernels ({VARIABLE}=0 turns them off)")
+    return True
+
+
+def _obstacle(device: torch.device) -> str | None:
+    """Why the kernels cannot run on ``device``, if so."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "the device has no bf16 tensor cores (compute capability below 8.0)"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"tensors on {device.type} need Triton's interpreter (TRITON_INTERPRET=1)"
+    return None
+
+
+def say_once(message: str) -> None:
+    """Log a message, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        _log.info(message)

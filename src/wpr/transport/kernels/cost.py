@@ -1,0 +1,369 @@
+"""Costs among the tokens of each support: gathered embedding rows multiplied on tensor cores; same result as
+`TokenGeometry.cost`.
+
+Notation for shapes: ``V`` vocabulary, ``d`` embedding size, ``P`` positions, ``n`` support entries.
+
+Costs are computed in tiles of 64 x 64 entries, straight from the rows of the embedding matrix, a few columns at a time,
+so that gathered rows never exist in memory. Tiles below the diagonal are mirrored, not computed, and tiles without
+tokens are only filled. What bounds this is the second-level cache: tiles that were computed one by one would read each
+row as often as there are tiles beside it. So one program takes a position's first three tiles of entries, which hold
+nearly all tokens of a usual support, with all six products among them (`_panel_kernel`); programs of one tile each
+(`_tile_kernel`) do the rest.
+
+    |x - y|^2  =  size_x + size_y - 2 weight_x weight_y <e_x, e_y>            euclidean: size = |e|^2, weight = 1
+                                                                              cosine: size = 1, weight = 1 / |e|
+
+The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
+as three TF32 products, which keeps 21 bits. Where the difference loses its digits, ``|x - y|^2 < NEAR (size_x +
+size_y)``, the pair is marked by a cost of -1, and a second kernel adds up the squared differences of such pairs. Real
+supports have few, so nearly all of its programs have nothing to do; a kernel of its own leaves the first its registers.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
+from wpr.transport.metrics import COSINE, EUCLIDEAN
+
+NEAR = 0.1
+"""Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in
+`transport.metrics`, because tensor cores cut off digits where a float32 sum would round: about 1e-6 of a size, which
+above this share is 1e-5 of a squared distance.
+"""
+
+TILE = 64
+"""Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
+
+PANEL_TILES = 3
+"""Tiles of entries that a panel holds."""
+
+PANEL_COLUMNS, PANEL_STAGES = 64, 3
+"""Embedding columns that a panel multiplies in one step, and how many steps are in flight: 24 KB of bf16 each."""
+
+COLUMNS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
+STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
+"""The same for programs of one tile: 32 KB each."""
+
+_factors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Sizes and weights of each geometry's tokens: 8 bytes a token."""
+
+
+def supports(geometry: TokenGeometry) -> str | None:
+    """Why the kernel cannot compute this geometry's costs, if so: a user's metric is a torch function."""
+    if geometry.metric not in (EUCLIDEAN, COSINE):
+        return f"the metric {geometry.metric.name} is a torch function"
+    if geometry.embeddings.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the embeddings are {geometry.embeddings.dtype}"
+    if geometry.embeddings.stride(1) != 1:
+        return "the embedding matrix is stored column by column"
+    return None
+
+
+def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: bool = True) -> Tensor:
+    """Same as `TokenGeometry.cost`, in float32: ids ``(P, n)`` to costs ``(P, n, n)``.
+
+    The rows of the result are padded to a multiple of 16 entries, so that solvers can read them 16 bytes at a time. Ids
+    are not checked: they come from `kernels.support`.
+    fill: without it, costs of entries that are no tokens are left as they come where a whole tile has none; the
+        solvers do not read them.
+    """
+    obstacle = supports(geometry)
+    if obstacle:
+        raise ValueError(f"the cost kernel cannot run because {obstacle}; use TokenGeometry.cost")
+    rows, n = ids.shape
+    stride = 16 * triton.cdiv(n, 16)
+    out = torch.empty(rows, n, stride, dtype=torch.float32, device=ids.device)
+    if rows:
+        embeddings = geometry.embeddings
+        size, weight = _sizes_and_weights(geometry)
+        tiles = triton.cdiv(n, TILE)
+        pairs = tiles * (tiles + 1) // 2
+        near = torch.empty(rows, pairs, dtype=torch.int32, device=ids.device)
+        arguments = (
+            *(
+                ids,
+                embeddings,
+                size,
+                weight,
+                geometry.radius.float(),
+                out,
+                near,
+                n,
+                embeddings.shape[1],
+                embeddings.stride(0),
+                stride,
+            ),
+            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0, NEAR),
+        )
+        cosine = geometry.metric is COSINE
+        full = embeddings.dtype == torch.float32
+        width = max(16, triton.next_power_of_2(embeddings.shape[1]))
+        first = 0
+        if not full and tiles >= PANEL_TILES:
+            first = PANEL_TILES * (PANEL_TILES + 1) // 2
+            columns = min(PANEL_COLUMNS, width)
+            _panel_kernel[(rows,)](*arguments, cosine, fill, TILE, columns, num_warps=8, num_stages=PANEL_STAGES)
+        columns = min(COLUMNS[embeddings.dtype], width)
+        if pairs > first:
+            stages = STAGES[embeddings.dtype]
+            grid = (rows * (pairs - first),)
+            _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
+        _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 64, num_warps=4)
+    return out[:, :, :n]
+
+
+def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
+    """Squared length of each token's row after weighting, and its weight: two ``(V,)``, computed once a geometry."""
+    if geometry not in _factors:
+        # In float64: an error of a weight is the same for all costs of its token, and a GPU's rsqrt has one.
+        squared = torch.cat([part.double().square().sum(-1) for part in geometry.embeddings.split(1 << 12)])
+        if geometry.metric is COSINE:  # a row of zeros has no direction and stays as it is
+            weight = torch.where(squared > 0, squared.rsqrt(), 0.0)
+            _factors[geometry] = ((squared > 0).float(), weight.float())
+        else:
+            _factors[geometry] = (squared.float(), torch.ones_like(squared, dtype=torch.float32))
+    size, weight = _factors[geometry]
+    return size, weight
+
+
+@triton.jit
+def _panel_kernel(
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    near_tiles,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    pairs,
+    slack,
+    factor,
+    near_share,
+    COSINE: tl.constexpr,
+    FILL: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    position = tl.program_id(0).to(tl.int64)
+    out += position * n * out_stride
+    near_tiles += position * pairs
+    i0 = tl.arange(0, TILE)
+    i1 = TILE + i0
+    i2 = 2 * TILE + i0
+    token0 = tl.load(ids + position * n + i0, mask=i0 < n, other=-1)
+    token1 = tl.load(ids + position * n + i1, mask=i1 < n, other=-1)
+    token2 = tl.load(ids + position * n + i2, mask=i2 < n, other=-1)
+    rows0 = embeddings + tl.maximum(token0, 0) * row_stride
+    rows1 = embeddings + tl.maximum(token1, 0) * row_stride
+    rows2 = embeddings + tl.maximum(token2, 0) * row_stride
+    dot00 = tl.zeros([TILE, TILE], tl.float32)
+    dot01 = tl.zeros([TILE, TILE], tl.float32)
+    dot11 = tl.zeros([TILE, TILE], tl.float32)
+    dot02 = tl.zeros([TILE, TILE], tl.float32)
+    dot12 = tl.zeros([TILE, TILE], tl.float32)
+    dot22 = tl.zeros([TILE, TILE], tl.float32)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column[None, :] < width
+        x0 = tl.load(rows0[:, None] + column[None, :], mask=inside & (token0 >= 0)[:, None], other=0.0)
+        x1 = tl.load(rows1[:, None] + column[None, :], mask=inside & (token1 >= 0)[:, None], other=0.0)
+        x2 = tl.load(rows2[:, None] + column[None, :], mask=inside & (token2 >= 0)[:, None], other=0.0)
+        dot00 = tl.dot(x0, tl.trans(x0), dot00)
+        dot01 = tl.dot(x0, tl.trans(x1), dot01)
+        dot11 = tl.dot(x1, tl.trans(x1), dot11)
+        dot02 = tl.dot(x0, tl.trans(x2), dot02)
+        dot12 = tl.dot(x1, tl.trans(x2), dot12)
+        dot22 = tl.dot(x2, tl.trans(x2), dot22)
+    first, second, third = (i0, token0), (i1, token1), (i2, token2)
+    factors = (size, weight, radius)
+    limits = (n, out_stride, slack, factor, near_share)
+    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE)
+    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE)
+    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE)
+    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE)
+    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE)
+    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE)
+
+
+@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
+def _tile_kernel(
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    near_tiles,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    pairs,
+    slack,
+    factor,
+    near_share,
+    first_pair,
+    COSINE: tl.constexpr,
+    FILL: tl.constexpr,
+    FULL: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    left = pairs - first_pair
+    position = (tl.program_id(0) // left).to(tl.int64)
+    pair = first_pair + tl.program_id(0) % left
+    first, second = _tile(pair)
+    ids += position * n
+    i = first * TILE + tl.arange(0, TILE)
+    j = second * TILE + tl.arange(0, TILE)
+    token_i = tl.load(ids + i, mask=i < n, other=-1)
+    token_j = tl.load(ids + j, mask=j < n, other=-1)
+    x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
+    y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
+    products = tl.zeros([TILE, TILE], tl.float32)
+    if (tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0):
+        for start in range(0, width, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
+            y = tl.load(y_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
+            if FULL:
+                products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
+            else:
+                products = tl.dot(x, tl.trans(y), products)
+    factors = (size, weight, radius)
+    limits = (n, out_stride, slack, factor, near_share)
+    out += position * n * out_stride
+    near = near_tiles + position * pairs + pair
+    _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, first != second, FILL, COSINE)
+
+
+@triton.jit
+def _finish(products, rows, columns, factors, limits, out, near_tile, mirror, FILL: tl.constexpr, COSINE: tl.constexpr):
+    """Costs of a tile from its products, written on both sides of the diagonal.
+
+    rows, columns: the entries of the tile and their tokens. near_tile: where to note whether it has near pairs.
+    """
+    i, token_i = rows
+    j, token_j = columns
+    size, weight, radius = factors
+    n, out_stride, slack, factor, near_share = limits
+    any_near = 0
+    if FILL | ((tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)):
+        real_i = token_i >= 0
+        real_j = token_j >= 0
+        size_i = tl.load(size + token_i, mask=real_i, other=0.0)
+        size_j = tl.load(size + token_j, mask=real_j, other=0.0)
+        weight_i = tl.load(weight + token_i, mask=real_i, other=0.0)
+        weight_j = tl.load(weight + token_j, mask=real_j, other=0.0)
+        radius_i = tl.load(radius + token_i, mask=real_i, other=0.0)
+        radius_j = tl.load(radius + token_j, mask=real_j, other=0.0)
+        sizes = size_i[:, None] + size_j[None, :]
+        squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
+        others = real_i[:, None] & real_j[None, :] & (i[:, None] != j[None, :])
+        near = others & (squared < near_share * sizes)
+        any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
+        distance = squared * 0.5 if COSINE else tl.sqrt(squared)
+        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
+        cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
+        cost = tl.where(near, -1.0, cost)
+        cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
+        everything = (i >= 0)[:, None] & (j >= 0)[None, :]
+        _store_both(out, i, j, cost, everything, n, out_stride, mirror)
+    else:
+        # Of what is left out, solvers read the dummy, the last entry, which no token is near.
+        if tl.max(j, axis=0) >= n - 1:
+            alone = tl.where(i == n - 1, 0.0, float("inf"))
+            tl.store(out + i * out_stride + n - 1, alone, mask=i < n)
+            tl.store(out + (n - 1) * out_stride + i, alone, mask=i < n)
+    tl.store(near_tile, any_near)
+
+
+@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
+def _near_kernel(
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    near_tiles,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    pairs,
+    slack,
+    factor,
+    near_share,
+    COSINE: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    if tl.load(near_tiles + tl.program_id(0)) != 0:
+        position = (tl.program_id(0) // pairs).to(tl.int64)
+        first, second = _tile(tl.program_id(0) % pairs)
+        ids += position * n
+        out += position * n * out_stride
+        i = first * TILE + tl.arange(0, TILE)
+        j = second * TILE + tl.arange(0, TILE)
+        inside = (i < n)[:, None] & (j < n)[None, :]
+        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=inside, other=0.0)
+        near = cost < 0
+        row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
+        y_rows = embeddings + row_j * row_stride
+        weight_j = tl.load(weight + row_j)
+        radius_j = tl.load(radius + row_j)
+        near_rows = tl.max(near.to(tl.int32), axis=1)
+        left = tl.sum(near_rows, axis=0)
+        while left > 0:
+            row = tl.argmax(near_rows, axis=0)
+            is_row = tl.arange(0, TILE) == row
+            wanted = tl.max((near & is_row[:, None]).to(tl.int32), axis=0) != 0
+            own = tl.load(ids + first * TILE + row)
+            own_weight = tl.load(weight + own)
+            sums = tl.zeros([TILE], tl.float32)
+            for start in range(0, width, COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
+                mask = wanted[:, None] & (column[None, :] < width)
+                y = tl.load(y_rows[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+                difference = tl.where(mask, (x * own_weight)[None, :] - y * weight_j[:, None], 0.0)
+                sums += tl.sum(difference * difference, axis=1)
+            distance = sums * 0.5 if COSINE else tl.sqrt(sums)
+            reach = tl.maximum(tl.load(radius + own), radius_j) * slack
+            exact = tl.where(distance <= reach, distance * factor, float("inf"))
+            cost = tl.where(near & is_row[:, None], exact[None, :], cost)
+            near_rows = tl.where(is_row, 0, near_rows)
+            left -= 1
+        _store_both(out, i, j, cost, near, n, out_stride, first != second)
+
+
+@triton.jit
+def _tile(pair):
+    """Row and column of a tile in the upper triangle, counted column by column."""
+    first = pair
+    second = 0
+    while first > second:
+        second += 1
+        first -= second
+    return first, second
+
+
+@triton.jit
+def _store_both(out, i, j, cost, which, n, out_stride, mirror):
+    """Write a tile, and what it is on the other side of the diagonal."""
+    inside = which & (i < n)[:, None] & (j < n)[None, :]
+    tl.store(out + i[:, None] * out_stride + j[None, :], cost, mask=inside)
+    if mirror:
+        tl.store(out + j[:, None] * out_stride + i[None, :], tl.trans(cost), mask=tl.trans(inside))

@@ -1,0 +1,143 @@
+"""Regularizers through the Triton kernels against the torch path in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.problems import clustered_embeddings
+from tests.transport.kernels import needs_triton
+from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
+from wpr.regularizers.registry import REGULARIZERS
+from wpr.transport import kernels
+
+pytestmark = needs_triton
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "1")
+
+
+def logits(positions: int, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    reference = 3 * torch.randn(positions, vocabulary, generator=generator)
+    policy = reference + torch.randn(positions, vocabulary, generator=generator)
+    tokens = torch.distributions.Categorical(logits=policy).sample()
+    return policy.to(dtype).to(DEVICE), reference.to(dtype).to(DEVICE), tokens.to(DEVICE)
+
+
+def geometry(dtype: torch.dtype = torch.bfloat16, metric: Any = "euclidean") -> TokenGeometry:
+    weight = clustered_embeddings(words=100, size=33).to(dtype).to(DEVICE)
+    return TokenGeometry.from_embeddings(weight, metric, neighbours=20, progress=False)
+
+
+def compare(ours: Any, exact: Any) -> None:
+    for name in ("penalty", "divergence"):
+        mine, expected = getattr(ours, name).double(), getattr(exact, name)
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=2e-5)
+    assert ours.diagnostics.keys() == exact.diagnostics.keys()
+    for name in ("converged", "support_size"):
+        assert torch.equal(ours.diagnostics[name], exact.diagnostics[name]), name
+    for name in ("isolated_share", "leftover_policy", "leftover_reference", "marginal_error"):
+        torch.testing.assert_close(
+            ours.diagnostics[name].double(), exact.diagnostics[name].double(), rtol=1e-3, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings"),
+    [
+        ("semantic", {}),
+        ("paper", {}),
+        ("paper", {"lam": 5.0, "scaled": True}),
+        ("semantic", {"debias": False, "gauge": "raw"}),
+        ("semantic", {"marginals": "balanced", "iterations": 12, "tolerance": 0.0}),
+    ],
+)
+def test_wasserstein(preset: Any, settings: dict[str, Any], by_kernels: None) -> None:
+    arguments = logits(3, 300)
+    regularizer = Wasserstein(geometry(), preset, k2=9, **settings)
+    exact = Wasserstein(geometry(), preset, k2=9, method="log", **settings)
+    compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
+
+
+def test_a_support_of_258_entries(by_kernels: None) -> None:
+    arguments = logits(1, 300)
+    compare(
+        Wasserstein(geometry(), k2=128)(*arguments),
+        Wasserstein(geometry(), k2=128, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
+    )
+
+
+@pytest.mark.parametrize("metric", ["cosine", torch.cdist])
+def test_other_metrics(metric: Any, by_kernels: None) -> None:
+    """A user's metric has no kernel; the torch functions take over."""
+    arguments = logits(2, 300, torch.float32)
+    regularizer = Wasserstein(geometry(torch.float32, metric), k2=6)
+    exact = Wasserstein(geometry(torch.float64, metric), k2=6)
+    compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
+
+
+def test_adversarial_rows(by_kernels: None) -> None:
+    """All equal, one-hot, masked tails, policy = reference: finite, and what float64 says."""
+    policy, reference, tokens = logits(6, 300)
+    policy[0], reference[0] = 0, 0
+    policy[1], reference[1] = -torch.inf, -torch.inf
+    policy[1, 250], reference[1, 3], tokens[1] = 1, 2, 250
+    policy[2, 40:], tokens[2] = -torch.inf, 5
+    reference[3, 10:] = -torch.inf
+    reference[4] = policy[4]
+    policy[5, 3], tokens[5] = 80, 3
+    for preset in ("semantic", "paper"):
+        ours = Wasserstein(geometry(), preset, k2=7)(policy, reference, tokens)
+        exact = Wasserstein(geometry(), preset, k2=7, method="log")(policy.double(), reference.double(), tokens)
+        compare(ours, exact)
+        if preset == "semantic":
+            assert ours.penalty[4].abs() < 1e-4
+
+
+def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = logits(3, 300)
+    regularizer = Wasserstein(geometry(), k2=6)
+    whole = regularizer(*arguments).penalty
+    monkeypatch.setattr("wpr.regularizers.wasserstein.KERNEL_COST_BYTES", 1)
+    assert torch.equal(regularizer(*arguments).penalty, whole)
+
+
+def test_impossible_tokens_and_bad_rows_are_refused(by_kernels: None) -> None:
+    policy, reference, tokens = logits(3, 300)
+    regularizer = Wasserstein(geometry(), k2=6)
+    policy[1, 7], tokens[1] = -torch.inf, 7
+    with pytest.raises(ValueError, match="token 7 at position 1 has probability 0"):
+        regularizer(policy, reference, tokens)
+    reference[2, 9] = torch.nan
+    with pytest.raises(ValueError, match=r"reference logits are not a distribution at 1 position\(s\): 2 "):
+        regularizer(policy, reference, tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in REGULARIZERS if name != "wasserstein"])
+@pytest.mark.parametrize("settings", [{}, {"gauge": "raw"}, {"estimator": "paper"}])
+def test_f_divergences(name: str, settings: dict[str, Any], by_kernels: None) -> None:
+    policy, reference, tokens = logits(2, 300)
+    regularizer = make_regularizer(name, **settings)
+    ours, exact = (regularizer(x, y, tokens) for x, y in ((policy, reference), (policy.double(), reference.double())))
+    torch.testing.assert_close(ours.penalty.double(), exact.penalty, rtol=2e-5, atol=5e-6)
+    torch.testing.assert_close(ours.divergence.double(), exact.divergence, rtol=2e-5, atol=2e-6)
+
+
+def test_a_subclass_keeps_its_own_formulas(by_kernels: None) -> None:
+    class Doubled(ReverseKL):
+        def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+            return 2 * super().terms(log_p, log_q)
+
+    arguments = logits(2, 300, torch.float32)
+    torch.testing.assert_close(
+        Doubled()(*arguments).divergence, 2 * ReverseKL()(*arguments).divergence, rtol=1e-4, atol=1e-6
+    )
