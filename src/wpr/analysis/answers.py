@@ -100,6 +100,10 @@ class TokenPenalties:
     penalty: dict[str, Tensor]
     divergence: dict[str, Tensor]
 
+    def joined(self, other: TokenPenalties) -> TokenPenalties:
+        """These and those of other regularizers at the same tokens."""
+        return TokenPenalties(self.answer, self.penalty | other.penalty, self.divergence | other.divergence)
+
     def means(self, values: Tensor, answers: int) -> Tensor:
         """Means over the tokens of each of ``answers`` answers; NaN for one without tokens."""
         sums = torch.zeros(answers, dtype=torch.float64).index_add_(0, self.answer, values.double())

@@ -9,12 +9,14 @@ At T iterations and each of a sample of response positions:
     penalty error    |penalty of the drawn token after T iterations - after very many|
 
 A balanced problem whose support falls into disconnected pieces of unequal mass has no solution: its potentials drift
-for ever, and the number of iterations is part of what the penalty means. All is computed in float64, so that what is
+for ever, and the number of iterations is part of what the penalty means. Where all is connected, but by a kernel next
+to nothing, there is a solution that no number of iterations reaches. All is computed in float64, so that what is
 seen is the iteration and not rounding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,7 +46,8 @@ class Curve:
     """What a setting reached after each number of iterations.
 
     marginal_error, change, penalty_error: ``(len(steps), P)``. final: ``(P,)`` penalties after `LAST` iterations.
-    ended: ``(P,)`` whether these are a solution. own: the setting's own number of iterations.
+    ended: ``(P,)`` whether these are a solution. infeasible: ``(P,)`` whether there can be none.
+    own: the setting's own number of iterations.
     """
 
     steps: tuple[int, ...]
@@ -53,6 +56,7 @@ class Curve:
     penalty_error: Tensor
     final: Tensor
     ended: Tensor
+    infeasible: Tensor
     own: int
 
     @property
@@ -75,8 +79,25 @@ def convergence_curve(wasserstein: Wasserstein, support: Support, steps: Sequenc
         torch.stack([(one[0] - final).abs() for one in found]),
         final,
         error <= ENDED,
+        infeasible(wasserstein, support).cpu(),
         own,
     )
+
+
+@torch.no_grad()
+def infeasible(wasserstein: Wasserstein, support: Support) -> Tensor:
+    """Which positions ``(P,)`` have no balanced solution: a piece of the support that no finite cost connects to the
+    rest has more mass under one model than under the other. Unbalanced problems always have one.
+    """
+    if wasserstein.settings.marginals == "unbalanced":
+        return torch.zeros(len(support.ids), dtype=torch.bool, device=support.ids.device)
+    cost = wasserstein.geometry.cost(support.ids, scaled=wasserstein.settings.scaled)
+    reached = cost.isfinite().float()
+    for _ in range(math.ceil(math.log2(reached.shape[-1])) + 1):  # paths twice as long each time
+        reached = ((reached @ reached) > 0).float()
+    difference = (support.log_policy.exp() - support.log_reference.exp()).to(reached.dtype)
+    of_piece = (reached @ difference.unsqueeze(-1)).squeeze(-1)
+    return of_piece.abs().amax(-1) > ENDED
 
 
 def _solve(wasserstein: Wasserstein, support: Support, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,11 +142,13 @@ def _told(name: str, curve: Curve) -> list[str]:
         f"{error / (curve.size or 1.0):.1%} of their own spread."
     ]
     if share < 0.99:
+        impossible = float(curve.infeasible.double().mean())
         told.append(
-            f"{name}: at {1 - share:.0%} of the positions there is no end: after {LAST} iterations the marginals are "
-            f"still off by more than {ENDED:g}. The problem is infeasible there (pieces of the support that no "
-            "transport connects hold unequal masses), potentials drift with every iteration, and the number of "
-            "iterations is part of the penalty's definition. A small change of the potentials is no certificate."
+            f"{name}: at {1 - share:.0%} of the positions no end was reached: after {LAST} iterations the marginals "
+            f"are still off by more than {ENDED:g}. At {impossible:.0%} there is none (pieces of the support that no "
+            "transport connects hold unequal masses), at the others the kernel between tokens is too small to get "
+            "there. Potentials drift with every iteration, and the number of iterations is part of the penalty's "
+            "definition: a small change of the potentials certifies nothing."
         )
     return told
 

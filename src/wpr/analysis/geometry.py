@@ -13,15 +13,16 @@ Three kinds of pairs are counted: each live token and its nearest neighbour, ran
 moves*: pairs of the ten likeliest candidates at positions of the model's own continuations, weighted by the product of
 their probabilities.
 
-The verdict follows the semantic contrast (`semantic_contrast`), the ratio between the penalty of moving mass to the
-nearest neighbour and to an unrelated token of the same probability, through the whole regularizer:
+The verdict has two grounds: the share of probable moves within reach, and the semantic contrast (`semantic_contrast`),
+the ratio between the penalty of moving mass to the nearest neighbour and to an unrelated token of the same probability,
+through the whole regularizer, at positions where the model is sure of a token:
 
-    contrast >= 0.98           blind: the two cost the same, as under KL
-    0.9 <= contrast < 0.98     nearly blind
-    contrast < 0.9             sees meaning
+    sees meaning     contrast < 0.9
+    blind            contrast >= 0.98, as under KL, and less than 10% of probable moves within reach
+    partly blind     what lies between
 
-Where the model is sure of no token in its continuations, the contrast cannot be measured, and the share of probable
-moves within reach decides: below 1% the setting is blind, otherwise nothing is said.
+Where the model is sure of no token in its continuations, the contrast cannot be measured, and the setting is called
+blind if less than 1% of probable moves are within reach; otherwise nothing is said.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ from wpr.transport.geometry import TokenGeometry
 from wpr.transport.precision import full_precision
 from wpr.transport.support import working_dtype
 
-BLIND, NEARLY_BLIND = 0.98, 0.9
-LEAST_SHARE = 0.01
+SEES, BLIND = 0.9, 0.98
+"""Contrasts below and from which the verdict is clear."""
+
+FEW, NEXT_TO_NONE = 0.1, 0.01
+"""Shares of probable moves."""
+
 RANDOM_PAIRS, CANDIDATES, BINS = 20_000, 10, 40
 
 COLUMNS = [
-    "setting", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "of random pairs: median",
-    "neighbours within reach", "probable moves within reach", "contrast", "low", "high", "verdict",
+    "setting", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
+    "tokens with a neighbour within reach", "by use", "probable moves within reach",
+    "contrast", "low", "high", "verdict",
 ]  # fmt: skip
 
 
@@ -55,12 +61,14 @@ COLUMNS = [
 class Sight:
     """What a setting can tell apart.
 
-    neighbours, random: ``(n,)`` values of lam * cost. moves, weights: ``(n,)`` those of probable moves, and how
-    probable each is. reach: of lam * cost, beyond which nothing is moved.
+    neighbours, random: ``(n,)`` values of lam * cost. use: ``(n,)`` how often the model emits the token whose nearest
+    neighbour it is. moves, weights: ``(n,)`` values of probable moves, and how probable each is.
+    reach: of lam * cost, beyond which nothing is moved.
     contrast: with its interval; None where it could not be measured.
     """
 
     neighbours: Tensor
+    use: Tensor
     random: Tensor
     moves: Tensor
     weights: Tensor
@@ -73,18 +81,23 @@ class Sight:
         return float((self.neighbours < self.reach).double().mean())
 
     @property
+    def used_share(self) -> float:
+        """The same, each token counting as often as the model emits it."""
+        return _share(self.neighbours < self.reach, self.use)
+
+    @property
     def move_share(self) -> float:
         """Probable moves within reach, by weight; NaN where there are none."""
-        total = float(self.weights.sum())
-        return float(self.weights[self.moves < self.reach].sum()) / total if total else math.nan
+        return _share(self.moves < self.reach, self.weights)
 
     @property
     def verdict(self) -> str:
-        """``blind``, ``nearly blind``, ``sees meaning`` or ``not measured``."""
+        """``blind``, ``partly blind``, ``sees meaning`` or ``not measured``, by the module's rule."""
         if self.contrast is None or math.isnan(self.contrast[0]):
-            return "blind" if self.move_share < LEAST_SHARE else "not measured"
-        value = self.contrast[0]
-        return "blind" if value >= BLIND else "nearly blind" if value >= NEARLY_BLIND else "sees meaning"
+            return "blind" if self.move_share < NEXT_TO_NONE else "not measured"
+        if self.contrast[0] < SEES:
+            return "sees meaning"
+        return "blind" if self.contrast[0] >= BLIND and self.move_share < FEW else "partly blind"
 
 
 def reach_of(wasserstein: Wasserstein) -> float:
@@ -116,6 +129,7 @@ def look(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed
         measured = contrast(*gaps(wasserstein, make_trial(reference, geometry, positions, seed)), seed=seed)
     return Sight(
         (geometry.nearest[geometry.alive] * unit).cpu(),
+        reference.exp().mean(0)[geometry.alive].double().cpu(),
         (pair_costs(geometry, first, second) * unit).cpu(),
         (moves * unit).cpu(),
         weights.double().cpu(),
@@ -150,7 +164,7 @@ def geometry_finding(
             [
                 name, wasserstein.geometry.metric.name, wasserstein.settings.lam, sight.reach, *near,
                 _quantiles(sight.random, (0.5,))[0],
-                sight.near_share, sight.move_share, value, low, high, sight.verdict,
+                sight.near_share, sight.used_share, sight.move_share, value, low, high, sight.verdict,
             ]
         )  # fmt: skip
         text += _told(name, wasserstein, sight, near)
@@ -172,15 +186,16 @@ def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[floa
     s = wasserstein.settings
     verdict = {
         "blind": f"{name} is BLIND to meaning on this model.",
-        "nearly blind": f"{name} is NEARLY BLIND to meaning on this model.",
+        "partly blind": f"{name} is PARTLY BLIND to meaning on this model.",
         "sees meaning": f"{name} SEES MEANING on this model.",
         "not measured": f"Whether {name} sees meaning on this model was NOT MEASURED.",
     }[sight.verdict]
     told = [
         f"{verdict} The nearest neighbour of a token lies at lam * cost = {near[1]:.3g} in the median ({near[0]:.3g} "
         f"to {near[2]:.3g} for 90% of the tokens), where the kernel exp(-lam C) is {_power(near[1])}. The setting "
-        f"moves mass up to lam * cost = {sight.reach:.3g}: that holds for {sight.near_share:.1%} of the tokens' "
-        f"nearest neighbours and for {sight.move_share:.1%} of probable moves (pairs of likely candidates, by probability)."
+        f"moves mass up to lam * cost = {sight.reach:.3g}. Within that reach lie {sight.near_share:.1%} of the tokens' "
+        f"nearest neighbours ({sight.used_share:.1%} if tokens count as often as the model emits them) and "
+        f"{sight.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
     ]
     if sight.contrast is None:
         told.append(
@@ -191,10 +206,10 @@ def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[floa
     value, low, high = sight.contrast
     told.append(
         f"Semantic contrast {value:.3f} (95% interval {low:.3f} to {high:.3f}): moving probability to a token's "
-        f"nearest neighbour costs {value:.1%} of what moving it to an unrelated token of the same probability costs. "
-        "KL and every other f-divergence have 100%."
+        f"nearest neighbour costs {value:.1%} of what moving it to an unrelated token of the same probability "
+        "costs. KL and every other f-divergence have 100%."
     )
-    if sight.verdict == "blind" and s.marginals == "balanced" and sight.near_share < LEAST_SHARE:
+    if sight.verdict == "blind" and s.marginals == "balanced" and sight.near_share < NEXT_TO_NONE:
         told.append(
             "With no kernel between different tokens the penalty is a rescaled KL with a small entropy term, "
             f"phi = (1/lam) (T log(a/b) + log b) with T = {s.iterations}: it cannot know what tokens mean. Divide "
@@ -204,6 +219,12 @@ def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[floa
             else "No kernel is left between different tokens: lower lam."
         )
     return told
+
+
+def _share(chosen: Tensor, weights: Tensor) -> float:
+    """The weight of what is chosen; NaN where there is no weight at all."""
+    total = float(weights.sum())
+    return float(weights[chosen].sum()) / total if total else math.nan
 
 
 def _power(exponent: float) -> str:

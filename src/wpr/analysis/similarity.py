@@ -228,7 +228,13 @@ def _bars(
     series.append(Series("control", [LENGTH], [control.value], [control.low], [control.high]))
     title = "Correlation of negative penalties with BERTScore"
     return Figure(
-        "bars", title, "regularizer", "Pearson's correlation", series, marks=[Mark(0.0, "none")], name="correlation"
+        "bars",
+        title,
+        "regularizer",
+        "Pearson's correlation",
+        series,
+        marks=[Mark(0.0, "no correlation")],
+        name="correlation",
     )
 
 

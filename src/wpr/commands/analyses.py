@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wpr.findings import Finding
 from wpr.pipeline.errors import RunFolderError
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
 from wpr.pipeline.named_regularizers import SIDE_BY_SIDE, RegularizerShop
+
+if TYPE_CHECKING:
+    from wpr.analysis.answers import TokenPenalties
 
 Found = tuple[Finding, Iterable[Mapping[str, Any]]]
 """A finding, and the single measurements behind it, one a line of its data file."""
@@ -34,6 +38,7 @@ class Subject:
     limit: int | None = None
     batch_size: int = 8
     say: Callable[[str], None] = field(default=lambda text: None)
+    _measured: dict[str, tuple[list[Any], TokenPenalties]] = field(default_factory=dict)
 
     @property
     def chosen(self) -> list[str]:
@@ -53,17 +58,33 @@ class Subject:
             raise UnavailableError(f"ppo/{policy}/{file} has no response with a token in it")
         return found
 
-    def measured(self, regularizers: Mapping[str, Any], reference: Any) -> dict[str, tuple[list[Any], Any]]:
-        """Each policy's responses, and every regularizer's penalties of their tokens."""
+    @cached_property
+    def reference(self) -> Any:
+        """The model that policies started from."""
+        return self.run.load(REFERENCE)
+
+    @cached_property
+    def shop(self) -> RegularizerShop:
+        """Regularizers on the reference's embeddings."""
+        return RegularizerShop(self.reference)
+
+    def measured(self, names: Sequence[str]) -> dict[str, tuple[list[Any], TokenPenalties]]:
+        """Each policy's responses, and the penalties of their tokens by regularizers of these names. What was measured
+        before is not measured again.
+        """
         from wpr.analysis.answers import token_penalties
 
-        found = {}
-        for policy in self.chosen:
-            answers = self.answers(policy)
-            self.say(f"penalties of {policy}'s {len(answers)} responses")
-            model, at = self.run.load(policy), self.run.temperature(policy)
-            found[policy] = answers, token_penalties(model, reference, answers, regularizers, at, self.batch_size)
-        return found
+        policies = self.chosen  # before anything large is loaded
+        made = self.shop.make_all(names)
+        for policy in policies:
+            answers, known = self._measured.get(policy) or (self.answers(policy), None)
+            missing = {name: one for name, one in made.items() if known is None or name not in known.penalty}
+            if missing:
+                self.say(f"penalties of {policy}'s {len(answers)} responses: {', '.join(missing)}")
+                model, at = self.run.load(policy), self.run.temperature(policy)
+                found = token_penalties(model, self.reference, answers, missing, at, self.batch_size)
+                self._measured[policy] = answers, found if known is None else known.joined(found)
+        return {policy: self._measured[policy] for policy in policies}
 
     def texts(self, prompts: int = 24) -> list[Any]:
         """Token ids of the first held-out prompts, each once; none where the run kept no responses."""
@@ -92,15 +113,12 @@ def penalties(subject: Subject, first: str, second: str, betas: tuple[float, flo
 
     if first == second:
         raise ValueError(f"both regularizers are {first}; name two different ones")
-    subject.chosen  # noqa: B018 - before anything large is loaded
-    reference = subject.run.load(REFERENCE)
-    shop = RegularizerShop(reference)
-    found = subject.measured(shop.make_all([first, second]), reference)
+    found = subject.measured([first, second])
     everything = [answer for answers, _ in found.values() for answer in answers]
     finding = compare_penalties(
         {policy: measured for policy, (_, measured) in found.items()}, first, second, betas, subject.settings()
     )
-    return noted(finding, *shop.notes, retokenized(everything)), _by_answer(found)
+    return noted(finding, *subject.shop.notes([first, second]), retokenized(everything)), _by_answer(found)
 
 
 def _by_answer(found: Mapping[str, tuple[list[Any], Any]]) -> Iterable[dict[str, Any]]:
@@ -122,9 +140,7 @@ def similarity(
     policies = subject.chosen
     before = {policy: {one.number: one for one in subject.run.answers(policy, BEFORE)}
               for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
-    reference = subject.run.load(REFERENCE)
-    shop = RegularizerShop(reference)
-    measured = subject.measured(shop.make_all(regularizers), reference)
+    measured = subject.measured(regularizers)
     reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
     cut = 0
     alike: dict[str, list[Any]] = {}
@@ -147,7 +163,10 @@ def similarity(
                 continue
             each = ({name: float(values[index]) for name, values in means[kind].items()} for kind in means)
             alike[policy].append(Pair(answer.number, score, len(answer.response_ids), *each))
-    notes = [*shop.notes, retokenized([answer for answers, _ in measured.values() for answer in answers])]
+    notes = [
+        *subject.shop.notes(regularizers),
+        retokenized([answer for answers, _ in measured.values() for answer in answers]),
+    ]
     if encoder is None:
         notes.append(
             "The embeddings are hidden states of the run's own SFT model, which is close to the policies: name an "
@@ -174,7 +193,7 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
 
     policies = subject.chosen
     start = subject.answers(policies[0], BEFORE)
-    reference = subject.run.load(REFERENCE)
+    reference = subject.reference
     embeddings, distance = input_embeddings(reference), resolve_metric(metric)
 
     def measure(model: Any, answers: list[Any]) -> Candidates:
@@ -211,9 +230,7 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     from wpr.regularizers import Wasserstein
 
     policies = subject.chosen
-    reference = subject.run.load(REFERENCE)
-    shop = RegularizerShop(reference)
-    solvers = shop.make_all(regularizers)
+    solvers = subject.shop.make_all(regularizers)
     for name, one in solvers.items():
         if not isinstance(one, Wasserstein):
             raise ValueError(f"{name} has no solver to iterate; name Wasserstein settings, as paper or semantic:lam=10")
@@ -224,7 +241,7 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
         total = sum(len(answer.response_ids) for answer in answers)
         wanted = set(torch.linspace(0, total - 1, min(each, total)).long().tolist())
         model, seen = subject.run.load(policy), 0
-        for part in positions(model, reference, answers, subject.run.temperature(policy), subject.batch_size):
+        for part in positions(model, subject.reference, answers, subject.run.temperature(policy), subject.batch_size):
             rows = torch.tensor(sorted(place - seen for place in wanted if 0 <= place - seen < len(part.tokens)))
             seen += len(part.tokens)
             if len(rows):
@@ -246,7 +263,7 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
                 strict=True)
         )
     )  # fmt: skip
-    return noted(finding, *shop.notes), data
+    return noted(finding, *subject.shop.notes(regularizers)), data
 
 
 def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count: int = 256) -> Found:
@@ -259,20 +276,18 @@ def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count
     prompts = subject.texts()
     if not prompts:
         raise UnavailableError(f"{subject.run.path} has no held-out responses, whose prompts are continued")
-    reference = subject.run.load(REFERENCE)
-    shop = RegularizerShop(reference)
-    made = shop.make_all(regularizers)
+    made = subject.shop.make_all(regularizers)
     for policy in subject.run.finished if subject.policies is None else subject.chosen:
         settings: RegularizerSettings = subject.run.regularizer(policy)
-        made[f"policy {policy}"] = shop.make(settings, f"policy {policy}")
+        made[f"policy {policy}"] = subject.shop.make(settings, f"policy {policy}")
     subject.say(f"continuations of {len(prompts)} prompts")
-    logs = continuations(reference, prompts, 32)
+    logs = continuations(subject.reference, prompts, 32)
     geometry = next((one.geometry for one in made.values() if hasattr(one, "geometry")), None)
     if geometry is None:
-        weight = input_embeddings(reference)
+        weight = input_embeddings(subject.reference)
         geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
     finding, data = contrast_finding(made, make_trial(logs, geometry, count), "the SFT model", subject.settings())
-    return noted(finding, *shop.notes), data
+    return noted(finding, *subject.shop.notes(made)), data
 
 
 def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64) -> Found:
@@ -291,9 +306,7 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
         ids, shown = subject.run.prompt_ids(prompt), prompt
     if not ids:
         raise ValueError("the prompt has no tokens; write one with --prompt TEXT")
-    reference = subject.run.load(REFERENCE)
-    shop = RegularizerShop(reference)
-    wasserstein = shop.make_all([regularizer])[regularizer]
+    wasserstein = subject.shop.make_all([regularizer])[regularizer]
     if not isinstance(wasserstein, Wasserstein):
         raise ValueError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
     studies = {}
@@ -307,11 +320,13 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
             eos_token_id=stops, pad_token_id=subject.run.tokenizer.pad_token_id,
         )[0, len(ids) :].tolist()  # fmt: skip
         studies[policy] = study_response(
-            model, reference, subject.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
+            model, subject.reference, subject.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
             temperature=subject.run.temperature(policy),
         )  # fmt: skip
     finding = case_finding(studies, shown.strip(), regularizer, subject.settings(tokens=tokens))
-    return noted(finding, *shop.notes), ({"policy": policy} | study for policy, study in studies.items())
+    return noted(finding, *subject.shop.notes([regularizer])), (
+        {"policy": policy} | study for policy, study in studies.items()
+    )
 
 
 def _short(value: float) -> float:

@@ -29,7 +29,7 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Another folder for the results.", show_default="RUN/analyses/NAME"),
 ]
-REGULARIZER_HELP = "As reverse-kl, squared-hellinger, paper, semantic, or with settings: semantic:lam=10,rho=4; give it again for more."
+REGULARIZER_HELP = "As reverse-kl, paper, semantic, or with settings: semantic:lam=10,rho=4; again for more."
 
 
 @app.command()

@@ -50,7 +50,7 @@ def look_at(
     logs = continuations(model, prompts, 24)
     sights = {label: (wasserstein, look(wasserstein, logs)) for label, wasserstein in made.items()}
     finding = geometry_finding(sights, name, {"prompts": len(prompts), "positions": len(logs), **told})
-    return noted(finding, *shop.notes), _data(sights)
+    return noted(finding, *shop.notes(made)), _data(sights)
 
 
 def prompts_of(tokenizer: Any, texts: Sequence[str]) -> list[Any]:

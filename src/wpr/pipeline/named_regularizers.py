@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wpr.pipeline.errors import OptionError
@@ -45,14 +45,11 @@ def parse_regularizer(text: str) -> RegularizerSettings:
 
 
 class RegularizerShop:
-    """Makes regularizers on one reference model, each geometry once: measuring a vocabulary takes a while.
-
-    notes: what was changed to fit a small vocabulary.
-    """
+    """Makes regularizers on one reference model, each geometry once: measuring a vocabulary takes a while."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
-        self.notes: list[str] = []
+        self._notes: dict[str, list[str]] = {}
         self._geometries: dict[tuple[Any, ...], Any] = {}
 
     def make_all(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -69,24 +66,25 @@ class RegularizerShop:
         if not settings.is_wasserstein or settings.embeddings is not None:
             return build_regularizer(settings, self.reference)
         weight = input_embeddings(self.reference)
+        notes = self._notes[name] = []
         values = settings.resolved()
         neighbours = None if values["neighbours"] == "all" else values["neighbours"]
         if settings.neighbours is None and neighbours is not None and neighbours >= len(weight):
             neighbours = len(weight) - 1
-            self._note(f"{name}: k1 is {neighbours}, all other tokens of a vocabulary of {len(weight)}.")
+            notes.append(f"{name}: k1 is {neighbours}, all other tokens of a vocabulary of {len(weight)}.")
         solver = settings.solver()
         if settings.k2 is None and solver["k2"] > len(weight):
             solver["k2"] = len(weight)
-            self._note(f"{name}: k2 is {len(weight)}, the whole vocabulary.")
+            notes.append(f"{name}: k2 is {len(weight)}, the whole vocabulary.")
         scale = None if values["scale"] == "none" else values["scale"]
         key = (values["metric"], neighbours, scale)
         if key not in self._geometries:
             self._geometries[key] = TokenGeometry.from_embeddings(weight, *key)
         return Wasserstein(self._geometries[key], settings.preset or "semantic", **solver)
 
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+    def notes(self, names: Iterable[str]) -> list[str]:
+        """What was changed in these regularizers to fit a small vocabulary."""
+        return [note for name in names for note in self._notes.get(name, [])]
 
 
 def changed(settings: RegularizerSettings, **values: Any) -> RegularizerSettings:
