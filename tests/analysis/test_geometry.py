@@ -1,4 +1,4 @@
-"""The verdict on a setting: blind on wpr-pico as the paper has it, seeing where costs are small, and what decides it."""
+"""The verdict on a setting: blind on wpr-pico as the paper has it, seeing where costs are small."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def pairs(count: int, seed: int, noise: dict[str, float], gone: int = 0) -> list
     return [
         Pair(
             i, Score(0.5, 0.5, float(alike[i])), int(lengths[i]),
-            {name: float(each[i]) for name, each in values.items()}, {name: float(each[i]) for name, each in values.items()},
+            {name: float(each[i]) for name, each in values.items()},
+            {name: float(each[i]) for name, each in values.items()},
         )
         for i in range(gone, count)
     ]  # fmt: skip
@@ -52,6 +53,7 @@ def test_a_better_penalty_is_called_better() -> None:
 def test_two_alike_are_not_told_apart() -> None:
     found = similarity_finding({"a": pairs(60, 0, {"kl": 2.0, "w": 2.0})}, ["kl", "w"], "an encoder")
     assert any("w cannot be told apart from kl" in sentence for sentence in found.text)
+    assert not any("only" in sentence for sentence in found.text)
     assert all(row[0] == "a" for row in found.rows), "of one policy there is no mean"
 
 
@@ -63,6 +65,7 @@ def test_a_penalty_that_does_not_vary_is_said_to_be_none() -> None:
     found = similarity_finding({"a": same}, ["kl", "w"], "an encoder")
     assert math.isnan(cell(found, "a", "w", "penalty", "Pearson"))
     assert any("cannot be compared" in sentence for sentence in found.text)
+    assert any("only 20 responses" in sentence for sentence in found.text)
 
 
 def test_policies_that_answered_different_prompts() -> None:

@@ -29,7 +29,7 @@ from wpr.regularizers import Wasserstein
 from wpr.transport.support import Support
 
 STEPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 100, 200)
-LAST = 2000
+LAST = 1000
 """Iterations after which a problem counts as ended, if it ever does."""
 
 ENDED = 1e-6

@@ -28,6 +28,9 @@ MEASURES = ("penalty", "divergence")
 LENGTH = "response length"
 """A control: short responses differ in fewer places."""
 
+FEW = 50
+"""Responses below which a warning is given."""
+
 MEAN = "mean of policies"
 COLUMNS = [
     "policy", "regularizer", "of", "responses", "Pearson", "low", "high", "Spearman", "Spearman low", "Spearman high",
@@ -197,8 +200,14 @@ def _told(
     control = chosen["", LENGTH][whole].pearson
     told.append(
         f"Control: the negative length of the response alone has {control}. A penalty that does not clearly beat it "
-        "may only tell short responses from long ones."
+        "may tell long responses from short ones and no more."
     )
+    fewest = min(len(found) for found in pairs.values())
+    if fewest < FEW:
+        told.append(
+            f"A policy has only {fewest} responses here, and bootstrap intervals of so few are too narrow: evaluate on "
+            f"{FEW} prompts or more (evaluation.prompts) before believing a difference."
+        )
     return told
 
 

@@ -140,8 +140,8 @@ def similarity(
     policies = subject.chosen
     before = {policy: {one.number: one for one in subject.run.answers(policy, BEFORE)}
               for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
-    measured = subject.measured(regularizers)
     reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
+    measured = subject.measured(regularizers)
     cut = 0
     alike: dict[str, list[Any]] = {}
     missing = 0
@@ -176,9 +176,12 @@ def similarity(
         notes.append(f"{missing} pairs have an empty response, hence no similarity, and are left out.")
     if cut:
         notes.append(f"{cut} responses are longer than the encoder reads; what is beyond is not compared.")
-    name = "the run's SFT model" if encoder is None else Path(encoder).name or encoder
+    name = "the run's SFT model" if encoder is None else "/".join(Path(encoder).parts[-2:])
     settings = subject.settings(encoder_path=encoder or "sft", layer=layer)
-    finding = similarity_finding(alike, list(dict.fromkeys(regularizers)), name, notes, settings)
+    try:
+        finding = similarity_finding(alike, list(dict.fromkeys(regularizers)), name, notes, settings)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
     return finding, ({"policy": policy} | pair.as_dict() for policy, pairs in alike.items() for pair in pairs)
 
 
@@ -221,7 +224,7 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
     return finding, data
 
 
-def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "semantic"), count: int = 64) -> Found:
+def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "semantic"), count: int = 32) -> Found:
     """Errors of the solver by iteration, at positions drawn evenly from the policies' responses."""
     import torch
 
@@ -286,7 +289,11 @@ def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count
     if geometry is None:
         weight = input_embeddings(subject.reference)
         geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
-    finding, data = contrast_finding(made, make_trial(logs, geometry, count), "the SFT model", subject.settings())
+    try:
+        trial = make_trial(logs, geometry, count)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    finding, data = contrast_finding(made, trial, "the SFT model", subject.settings())
     return noted(finding, *subject.shop.notes(made)), data
 
 

@@ -109,7 +109,7 @@ def convergence(
     regularizer: Annotated[
         list[str] | None, typer.Option("--regularizer", "-r", help=REGULARIZER_HELP, show_default="paper, semantic")
     ] = None,
-    positions: Annotated[int, typer.Option(min=1, help="Response tokens that are solved.")] = 64,
+    positions: Annotated[int, typer.Option(min=1, help="Response tokens that are solved.")] = 32,
     policy: Policies = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
@@ -281,6 +281,7 @@ def all_analyses(
     """
     from wpr.commands import analyses, record_analyses
     from wpr.commands.geometry_analysis import look_at, prompts_of
+    from wpr.pipeline.errors import UserError
 
     def vocabulary(subject: Subject) -> Found:
         prompts = subject.texts() or prompts_of(subject.run.tokenizer, [])
@@ -301,18 +302,23 @@ def all_analyses(
     }
     subject = _subject(run, policy, limit, batch_size, device)
     left_out: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for name, analysis in work.items():
         typer.echo(f"== {name}")
         try:
             _keep(analysis(subject), run / "analyses" / name)
         except analyses.UnavailableError as error:
             left_out[name] = str(error)
-            typer.echo(f"left out: {error}")
+        except (UserError, ValueError) as error:  # the others may still be had
+            failed[name] = str(error)
         typer.echo("")
-    done = [name for name in work if name not in left_out]
-    typer.echo(f"done: {', '.join(done)}. `wpr report {run}` shows them.")
-    for name, why in left_out.items():
-        typer.echo(f"left out: {name}: {why}")
+    done = [name for name in work if name not in left_out | failed]
+    typer.echo(f"done: {', '.join(done) or 'none'}. `wpr report {run}` shows them.")
+    for word, group in (("left out", left_out), ("failed", failed)):
+        for name, why in group.items():
+            typer.echo(f"{word}: {name}: {why}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _subject(

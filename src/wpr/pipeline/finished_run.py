@@ -128,12 +128,11 @@ class FinishedRun:
 
     def answer(self, row: Mapping[str, Any]) -> Answer:
         """A line of a file of responses, with its tokens."""
-        prompt_ids = self.prompt_ids(row["prompt"])
-        length = row.get("length")
-        ids = self._response_ids(row["prompt"], row["response"], bool(row.get("finished")), length)
-        return Answer(
-            int(row["number"]), row["prompt"], row["response"], prompt_ids, ids, row.get("score"), length
-        )  # fmt: skip
+        prompt, text, length = row["prompt"], row["response"], row.get("length")
+        ids = row.get("response_ids")  # as they were drawn, where the file has them
+        if ids is None:
+            ids = self._response_ids(prompt, text, bool(row.get("finished")), length)
+        return Answer(int(row["number"]), prompt, text, self.prompt_ids(prompt), list(ids), row.get("score"), length)
 
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Token ids of a prompt as the run has it, text or chat messages."""
