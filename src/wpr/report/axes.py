@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from wpr.report.charts import number, ticks
+from wpr.report.files import LARGEST
 from wpr.report.markup import Markup, join, tag
 
 CHARACTER = 6.2
@@ -29,12 +30,12 @@ class Axis:
         """An axis that holds all finite values (of a logarithmic one: all positive ones) with some room at both ends;
         None where there is none. include: values that it holds besides.
         """
-        known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+        known = [value for value in values if _can_be_shown(value, log)]
         if not known:
             return None
-        known += include
+        known += [value for value in include if _can_be_shown(value, log)]
         low, high = (math.log10(end) if log else end for end in (min(known), max(known)))
-        if low == high:
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # too narrow for numbers to be told apart on it
             room = 0.5 if log else (abs(low) or 1.0) * 0.1
             low, high = low - room, high + room
         else:
@@ -48,7 +49,7 @@ class Axis:
 
     def share(self, value: float) -> float | None:
         """Where a value lies, 0 at the low end and 1 at the high one; None for what the axis cannot show."""
-        if not math.isfinite(value) or (self.log and value <= 0):
+        if not _can_be_shown(value, self.log):
             return None
         low, high, at = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
         return (at - low) / (high - low)
@@ -64,6 +65,11 @@ class Axis:
             return [(value, number(value)) for value in ticks(self.low, self.high) if value > 0]
         step = math.ceil(len(powers) / 5)
         return [(10.0**power, number(10.0**power)) for power in powers if power % step == 0]
+
+
+def _can_be_shown(value: float, log: bool) -> bool:
+    """Whether a value has a place on an axis: finite and not beyond all measure; on a logarithmic one, positive."""
+    return math.isfinite(value) and abs(value) <= LARGEST and (not log or value >= 1 / LARGEST)
 
 
 @dataclass(frozen=True)
