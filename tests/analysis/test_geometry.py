@@ -56,7 +56,7 @@ def test_the_same_setting_sees_where_costs_are_small(model: Any, reference: torc
     assert sight.verdict == "sees meaning"
     assert sight.contrast is not None
     assert sight.contrast[2] < 0.9
-    assert sight.move_share > 0.99
+    assert sight.move_share == pytest.approx(1 - sight.cut_share)
 
 
 def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
@@ -67,6 +67,20 @@ def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, r
     assert "SEES MEANING" in finding.text[0]
     for series in finding.figures[0].series:
         assert sum(series.y) == pytest.approx(1.0)
+
+
+def test_moves_beyond_the_nearest_cannot_be_made(model: Any, reference: torch.Tensor) -> None:
+    few = TokenGeometry.from_model(model, neighbours=4, progress=False)
+    sight = look(Wasserstein(few, "semantic"), reference, 8)
+    everything = TokenGeometry.from_model(model, neighbours=None, progress=False)
+    assert look(Wasserstein(everything, "semantic"), reference, 8).cut_share == 0
+    assert sight.cut_share > 0.5
+    assert sight.move_share <= 1 - sight.cut_share + 1e-9
+    ids = reference.topk(2).indices[0]
+    connected = bool(few.cost(ids.unsqueeze(0), scaled=False)[0, 0, 1].isfinite())
+    assert bool(sight.moves[0].isfinite()) == connected, "as the regularizer's own costs have it"
+    text = " ".join(geometry_finding({"few": (Wasserstein(few, "semantic"), sight)}, "pico").text)
+    assert "not among each other's 4 nearest" in text
 
 
 def test_reach(geometry: TokenGeometry) -> None:

@@ -49,6 +49,8 @@ FEW, NEXT_TO_NONE = 0.1, 0.01
 """Shares of probable moves."""
 
 RANDOM_PAIRS, CANDIDATES, BINS = 20_000, 10, 40
+_SLACK = 1e-5
+"""Relative; the radius is the cost to a token as another formula rounds it."""
 
 COLUMNS = [
     "setting", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
@@ -62,7 +64,8 @@ class Sight:
     """What a setting can tell apart.
 
     neighbours, random: ``(n,)`` values of lam * cost. use: ``(n,)`` how often the model emits the token whose nearest
-    neighbour it is. moves, weights: ``(n,)`` values of probable moves, and how probable each is.
+    neighbour it is. moves, weights: ``(n,)`` values of probable moves, infinite for tokens that are not among each
+    other's k1 nearest, and how probable each is.
     reach: of lam * cost, beyond which nothing is moved.
     contrast: with its interval; None where it could not be measured.
     """
@@ -89,6 +92,11 @@ class Sight:
     def move_share(self) -> float:
         """Probable moves within reach, by weight; NaN where there are none."""
         return _share(self.moves < self.reach, self.weights)
+
+    @property
+    def cut_share(self) -> float:
+        """Probable moves between tokens that are not among each other's nearest, by weight."""
+        return _share(self.moves.isinf(), self.weights)
 
     @property
     def verdict(self) -> str:
@@ -121,7 +129,10 @@ def look(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed
     first, second = (alive[row] for row in drawn[:, drawn[0] != drawn[1]])
     log_p, ids = reference.topk(min(CANDIDATES, geometry.vocabulary), dim=-1)
     i, j = torch.triu_indices(ids.shape[1], ids.shape[1], 1, device=ids.device)
-    moves = pair_costs(geometry, ids[:, i].flatten(), ids[:, j].flatten())
+    one, other = ids[:, i].flatten(), ids[:, j].flatten()
+    moves = pair_costs(geometry, one, other)
+    kept = moves <= torch.maximum(geometry.radius[one], geometry.radius[other]) * (1 + _SLACK)
+    moves = moves.masked_fill(~kept, torch.inf)
     weights = (log_p[:, i] + log_p[:, j]).exp().flatten()
     sure = (reference.amax(-1).exp() > SURE) & geometry.alive[reference.argmax(-1)]
     measured = None
@@ -197,6 +208,11 @@ def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[floa
         f"nearest neighbours ({sight.used_share:.1%} if tokens count as often as the model emits them) and "
         f"{sight.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
     ]
+    if sight.cut_share >= NEXT_TO_NONE:
+        told.append(
+            f"{sight.cut_share:.1%} of probable moves are between tokens that are not among each other's "
+            f"{wasserstein.geometry.neighbours} nearest (k1) and cannot be made at any lam."
+        )
     if sight.contrast is None:
         told.append(
             "The semantic contrast could not be measured: the model is sure of no token in its continuations. Give "
@@ -244,11 +260,14 @@ def _histogram(name: str, sight: Sight) -> Figure:
     }
     series = []
     for kind, (values, weights) in kinds.items():
+        values, weights = values[values.isfinite()], weights[values.isfinite()]
         place = torch.bucketize(values.double().clamp_max(highest * (1 - 1e-9)), edges[1:-1])
         counts = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, weights.double())
         series.append(Series(kind, edges.tolist(), (counts / counts.sum().clamp_min(1e-300)).tolist()))
     marks = [Mark(sight.reach, "reach", "x")] if sight.reach <= highest else []
     note = "Left of the reach the setting moves mass; right of it tokens are strangers, however alike they are."
+    if not marks:
+        note = f"The reach, {sight.reach:.3g}, lies to the right of all of them."
     return Figure("histogram", f"{name}: lam * cost", "lam * cost", "share", series, marks=marks, note=note)
 
 

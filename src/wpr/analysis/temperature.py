@@ -1,61 +1,106 @@
 """Win rate against sampling temperature: a policy's responses against another model's, at each temperature.
 
-At every temperature both models answered the same prompts; whose response has the higher score wins (ties count half).
+At every temperature both models answered the same prompts. Whose response has the higher score wins (ties count half);
+or a judge said who wins, and what `wpr judge` found is put together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 
-COLUMNS = [
-    "model", "temperature", "win rate", "low", "high", "p", "prompts", "mean score", "mean score of {against}",
-]  # fmt: skip
+COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
 Scores = Mapping[tuple[str, float], Mapping[str, float]]
 """Scores by model and temperature, and there by prompt."""
 
 
-def temperature_finding(
-    scores: Scores, against: str, judged_by: str, settings: Mapping[str, Any] | None = None
-) -> Finding:
-    """The finding on every model's win rate over ``against`` at the temperatures that both answered at."""
-    models = list(dict.fromkeys(model for model, _ in scores if model != against))
-    rows: list[list[Cell]] = []
-    series = []
-    for model in models:
-        points = []
-        for temperature in sorted({at for name, at in scores if name == model}):
-            ours, theirs = scores[model, temperature], scores.get((against, temperature), {})
-            shared = [prompt for prompt in ours if prompt in theirs]
-            if not shared:
-                continue
-            first, second = ([side[prompt] for prompt in shared] for side in (ours, theirs))
-            found = win_rate(first, second, groups=shared)
-            points.append((temperature, found))
-            means = [sum(values) / len(values) for values in (first, second)]
-            rows.append([model, temperature, found.rate, found.low, found.high, found.p_value, len(shared), *means])
-        if points:
-            series.append(
-                Series(
-                    model, [at for at, _ in points], [found.rate for _, found in points],
-                    [found.low for _, found in points], [found.high for _, found in points],
-                )
-            )  # fmt: skip
-    if not series:
+@dataclass(frozen=True)
+class Comparison:
+    """A model against the other one at a temperature, with the 95% interval of its win rate."""
+
+    model: str
+    judge: str
+    temperature: float
+    rate: float
+    low: float
+    high: float
+    p_value: float | None = None
+    prompts: int | None = None
+
+
+def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
+    """Every model against ``against``, at the temperatures that both answered at, by the scores of their responses."""
+    found = []
+    for (model, temperature), ours in sorted(scores.items()):
+        theirs = scores.get((against, temperature), {})
+        shared = [prompt for prompt in ours if prompt in theirs]
+        if model != against and shared:
+            result = win_rate([ours[one] for one in shared], [theirs[one] for one in shared], groups=shared)
+            ends = result.rate, result.low, result.high
+            found.append(Comparison(model, judge, temperature, *ends, result.p_value, len(shared)))
+    if not found:
         known = ", ".join(f"{model} at {at:g}" for model, at in scores)
         raise ValueError(
             f"no model answered the same prompts as {against} at the same temperature (there are {known}); run `wpr "
             "generate RUN -t 0.2 -t 0.5 -t 0.8 -t 1`"
         )
+    return found
+
+
+def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
+    """What judges said of models against ``against``, either way round, at the same temperature of both."""
+    found = []
+    for finding in findings:
+        headers = finding.settings.get("headers")
+        cells = next((row[1:4] for row in finding.rows if row[0] == "win rate"), None)
+        if not finding.name.startswith("judge-") or not isinstance(headers, list) or len(headers) != 2 or cells is None:
+            continue
+        names, heats = [one.get("name") for one in headers], [one.get("temperature") for one in headers]
+        values = [float(value) for value in cells if isinstance(value, int | float)]
+        if against not in names or heats[0] is None or heats[0] != heats[1] or len(values) != 3:
+            continue
+        if names[0] == against:  # the judge was asked the other way round
+            names, values = names[::-1], [1 - values[0], 1 - values[2], 1 - values[1]]
+        judge = finding.title.rpartition("judged by ")[2]
+        rate, low, high = values
+        found.append(Comparison(str(names[0]), judge, float(heats[0]), rate, low, high))
+    if not found:
+        raise ValueError(
+            f"no finding of a judge compares a model with {against} at one temperature; judge responses that `wpr "
+            "generate` wrote, as in `wpr judge RUN/generations/POLICY-t0.5.jsonl RUN/generations/sft-t0.5.jsonl`"
+        )
+    return sorted(found, key=lambda one: (one.model, one.judge, one.temperature))
+
+
+def temperature_finding(
+    comparisons: Sequence[Comparison], against: str, settings: Mapping[str, Any] | None = None
+) -> Finding:
+    """The finding on models against one other."""
+    judges = list(dict.fromkeys(one.judge for one in comparisons))
+    lines: dict[str, list[Comparison]] = {}
+    for one in comparisons:
+        lines.setdefault(one.model if len(judges) == 1 else f"{one.model} ({one.judge})", []).append(one)
+    series = [
+        Series(
+            name, [one.temperature for one in line], [one.rate for one in line], [one.low for one in line],
+            [one.high for one in line],
+        )
+        for name, line in lines.items()
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [one.model, one.judge, one.temperature, one.rate, one.low, one.high, one.p_value, one.prompts]
+        for one in comparisons
+    ]
     return Finding(
         name="temperature",
         title=f"Win rate over {against} by temperature",
-        text=_told(series, against, judged_by),
-        columns=[column.format(against=against) for column in COLUMNS],
+        text=_told(lines, against, judges),
+        columns=COLUMNS,
         rows=rows,
         figures=[
             Figure(
@@ -63,26 +108,22 @@ def temperature_finding(
                 marks=[Mark(0.5, "no difference")], name="win-rate",
             )
         ],
-        settings={"against": against, "judged by": judged_by, **(settings or {})},
+        settings={"against": against, "judged by": judges, **(settings or {})},
     )  # fmt: skip
 
 
-def _told(series: list[Series], against: str, judged_by: str) -> list[str]:
+def _told(lines: Mapping[str, Sequence[Comparison]], against: str, judges: Sequence[str]) -> list[str]:
     told = [
-        f"Responses to the same held-out prompts at the same temperature, judged by {judged_by}, against {against}."
+        f"Responses to the same held-out prompts at the same temperature, judged by {' and '.join(judges)}, against "
+        f"{against}."
     ]
-    for one in series:
-        above = [f"{x:g}" for x, low in zip(one.x, one.low or [], strict=True) if low > 0.5 and not isinstance(x, str)]
-        below = [
-            f"{x:g}" for x, high in zip(one.x, one.high or [], strict=True) if high < 0.5 and not isinstance(x, str)
-        ]
-        said = []
-        if above:
-            said.append(f"wins at temperature {', '.join(above)}")
-        if below:
-            said.append(f"loses at {', '.join(below)}")
-        verdict = " and ".join(said) if said else "cannot be told apart from it at any temperature"
-        told.append(f"{one.name} {verdict} (of {', '.join(f'{x}' for x in one.x)}).")
-    if judged_by.startswith("the run's reward"):
+    for name, line in lines.items():
+        above = [f"{one.temperature:g}" for one in line if one.low > 0.5]
+        below = [f"{one.temperature:g}" for one in line if one.high < 0.5]
+        said = [f"wins at temperature {', '.join(above)}"] if above else []
+        said += [f"loses at {', '.join(below)}"] if below else []
+        verdict = " and ".join(said) if said else f"cannot be told apart from {against} at any"
+        told.append(f"{name} {verdict} (of {', '.join(f'{one.temperature:g}' for one in line)}).")
+    if any(judge.startswith("the run's reward") for judge in judges):
         told.append("That is the score which training pushed up: a high rate shows that training worked, not more.")
     return told

@@ -148,6 +148,7 @@ def temperature(
     run: RunArgument,
     against: Annotated[str, typer.Option(help="The model that the others are compared with.")] = "sft",
     gold: Annotated[bool, typer.Option("--gold", help="Judge by the run's gold scorer, not its reward.")] = False,
+    judged: Annotated[bool, typer.Option("--judged", help="Put together what `wpr judge` found instead.")] = False,
     device: Device = None,
     output: Output = None,
 ) -> None:
@@ -158,7 +159,7 @@ def temperature(
     from wpr.commands import record_analyses
 
     _run("temperature", output, _subject(run, device=device),
-         lambda subject: record_analyses.temperature(subject, against, gold))  # fmt: skip
+         lambda subject: record_analyses.temperature(subject, against, gold, judged))  # fmt: skip
 
 
 @app.command()

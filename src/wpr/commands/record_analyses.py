@@ -69,31 +69,43 @@ def _member(run: FinishedRun, policy: str, name: str) -> Any:
     return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
 
 
-def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False) -> Found:
-    """Win rates at each temperature that `wpr generate` drew responses at."""
-    from wpr.analysis.temperature import temperature_finding
+def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, judged: bool = False) -> Found:
+    """Win rates at each temperature that `wpr generate` drew responses at, by scores or (``judged``) by judges."""
+    from wpr.analysis.temperature import by_judges, by_scores, temperature_finding
+    from wpr.findings import found_in
+
+    data: list[dict[str, Any]] = []
+    try:
+        if judged:
+            comparisons = by_judges(found_in(subject.run.path), against)
+        else:
+            scores, judge = _all_scores(subject, gold)
+            data = [
+                {"model": model, "temperature": at, "prompt_id": prompt, "score": score}
+                for (model, at), found in scores.items()
+                for prompt, score in found.items()
+            ]
+            comparisons = by_scores(scores, against, judge)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    return temperature_finding(comparisons, against, subject.settings()), data or [vars(one) for one in comparisons]
+
+
+def _all_scores(subject: Subject, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
+    """Scores of every file of responses, by model and temperature, and what gave them."""
     from wpr.evaluation.response_file import read_responses
 
-    paths = sorted((subject.run.path / "generations").glob("*.jsonl"))
-    files = [read_responses(path) for path in paths]
+    files = [read_responses(path) for path in sorted((subject.run.path / "generations").glob("*.jsonl"))]
     if not files:
         raise UnavailableError(
             f"{subject.run.path / 'generations'} has no responses; draw some with `wpr generate RUN -t 0.2 -t 0.5 -t 1`"
         )
-    scorer, judged_by = _scorer(subject, gold)
-    scores: dict[tuple[str, float], dict[str, float]] = {}
-    data = []
+    scorer, judge = _scorer(subject, gold)
+    scores = {}
     for file in files:
-        name, at = _model_and_temperature(file)
         subject.say(f"scores of {file.path.name}")
-        values = _scores(subject, scorer, file.rows)
-        scores[name, at] = values
-        data += [{"model": name, "temperature": at, "prompt_id": key, "score": value} for key, value in values.items()]
-    try:
-        finding = temperature_finding(scores, against, judged_by, subject.settings())
-    except ValueError as error:
-        raise UnavailableError(str(error)) from None
-    return finding, data
+        scores[_model_and_temperature(file)] = _scores(subject, scorer, file.rows)
+    return scores, judge
 
 
 def _model_and_temperature(file: Any) -> tuple[str, float]:

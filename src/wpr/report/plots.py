@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wpr.findings import Figure, Series
 from wpr.report.axes import CHARACTER, Area, Axis
@@ -121,12 +121,17 @@ def _plane(figure: Figure, categories: list[str] | None) -> Drawing | None:
     area = Area(x_axis, y_axis, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
     drawn: list[Markup | None] = [area.grid(figure.x_label, figure.y_label)]
     most = max(50, POINTS // max(1, len(series)))
+    whole = area
+    intervals = figure.kind == "lines" and not categories and bool(ends)
     for index, one, points in series:
         look = f"c{_colour(index)}"
+        # A few units aside, so that intervals at one place do not cover each other.
+        aside = 3.0 * (index - (len(series) - 1) / 2) if intervals else 0.0
+        area = replace(whole, left=whole.left + aside, right=whole.right + aside)
         if histogram:
             drawn.append(_steps(area, one, look))
         elif figure.kind == "scatter" and not one.joined:
-            size, opacity = (2.6, 1.0) if categories else (1.8, 0.45)
+            size, opacity = (2.6, 1.0) if categories else (2.0, 0.7)
             drawn.append(_cloud(area, thinned(points, most), look, size, opacity))
         else:
             path = area.path(points)
@@ -134,7 +139,7 @@ def _plane(figure: Figure, categories: list[str] | None) -> Drawing | None:
             if figure.kind == "lines" and len(points) <= 40:
                 drawn.append(_cloud(area, points, look, size=2.6, opacity=1.0))
         drawn.append(_whiskers(area, one, points, look))
-    drawn += [_ruled(area, mark.value, mark.label, mark.axis) for mark in figure.marks]
+    drawn += [_ruled(whole, mark.value, mark.label, mark.axis) for mark in figure.marks]
     return Drawing(join(*drawn), HEIGHT)
 
 
@@ -150,7 +155,7 @@ def _edges(one: Series) -> list[float]:
 
 
 def _cloud(
-    area: Area, points: Sequence[tuple[float, float]], look: str, size: float = 1.8, opacity: float = 0.45
+    area: Area, points: Sequence[tuple[float, float]], look: str, size: float = 2.0, opacity: float = 0.7
 ) -> Markup:
     """Points, fainter where they are many."""
     faint = opacity if len(points) < 400 or opacity == 1 else max(0.15, opacity * (400 / len(points)) ** 0.5)
