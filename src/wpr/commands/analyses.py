@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wpr.findings import Finding
-from wpr.pipeline.errors import RunFolderError
+from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
 from wpr.pipeline.named_regularizers import SIDE_BY_SIDE, RegularizerShop
 
@@ -112,7 +112,7 @@ def penalties(subject: Subject, first: str, second: str, betas: tuple[float, flo
     from wpr.analysis.penalties import compare_penalties
 
     if first == second:
-        raise ValueError(f"both regularizers are {first}; name two different ones")
+        raise OptionError(f"both regularizers are {first}; name two different ones")
     found = subject.measured([first, second])
     everything = [answer for answers, _ in found.values() for answer in answers]
     finding = compare_penalties(
@@ -140,7 +140,10 @@ def similarity(
     policies = subject.chosen
     before = {policy: {one.number: one for one in subject.run.answers(policy, BEFORE)}
               for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
-    reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
+    try:
+        reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
     measured = subject.measured(regularizers)
     cut = 0
     alike: dict[str, list[Any]] = {}
@@ -192,12 +195,16 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
     from wpr.analysis.answers import positions
     from wpr.analysis.coherence import Candidates, candidate_distances, coherence_finding
     from wpr.transport.geometry import input_embeddings
-    from wpr.transport.metrics import resolve_metric
+    from wpr.transport.metrics import METRICS
 
     policies = subject.chosen
     start = subject.answers(policies[0], BEFORE)
+    if metric not in METRICS:
+        raise OptionError(f"--metric {metric} must be {' or '.join(METRICS)}")
     reference = subject.reference
-    embeddings, distance = input_embeddings(reference), resolve_metric(metric)
+    embeddings, distance = input_embeddings(reference), METRICS[metric]
+    if top > len(embeddings):
+        raise OptionError(f"--top {top} exceeds the vocabulary ({len(embeddings)} tokens)")
 
     def measure(model: Any, answers: list[Any]) -> Candidates:
         parts = []
@@ -236,7 +243,9 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     solvers = subject.shop.make_all(regularizers)
     for name, one in solvers.items():
         if not isinstance(one, Wasserstein):
-            raise ValueError(f"{name} has no solver to iterate; name Wasserstein settings, as paper or semantic:lam=10")
+            raise OptionError(
+                f"{name} has no solver to iterate; name Wasserstein settings, as paper or semantic:lam=10"
+            )
     sampled = []
     each = max(1, count // len(policies))
     for policy in policies:
@@ -312,10 +321,10 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
     else:
         ids, shown = subject.run.prompt_ids(prompt), prompt
     if not ids:
-        raise ValueError("the prompt has no tokens; write one with --prompt TEXT")
+        raise OptionError("the prompt has no tokens; write one with --prompt TEXT")
     wasserstein = subject.shop.make_all([regularizer])[regularizer]
     if not isinstance(wasserstein, Wasserstein):
-        raise ValueError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
+        raise OptionError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
     studies = {}
     for policy in policies:
         subject.say(f"{policy} answers")

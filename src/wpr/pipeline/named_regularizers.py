@@ -60,6 +60,12 @@ class RegularizerShop:
         """One regularizer; ``name`` is what notes call it. The paper's k1 and k2 are lowered to the vocabulary's size
         where they were not asked for by number.
         """
+        try:
+            return self._made(settings, name)
+        except ValueError as error:
+            raise OptionError(f"{name}: {error}") from None
+
+    def _made(self, settings: RegularizerSettings, name: str) -> Any:
         from wpr.pipeline.regularizer import build_regularizer
         from wpr.transport.geometry import TokenGeometry, input_embeddings
 
