@@ -53,9 +53,9 @@ _SLACK = 1e-5
 """Relative; the radius is the cost to a token as another formula rounds it."""
 
 COLUMNS = [
-    "setting", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
+    "setting", "verdict", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
     "tokens with a neighbour within reach", "by use", "probable moves within reach",
-    "contrast", "low", "high", "verdict",
+    "contrast", "low", "high",
 ]  # fmt: skip
 
 
@@ -173,9 +173,9 @@ def geometry_finding(
         value, low, high = sight.contrast or (None, None, None)
         rows.append(
             [
-                name, wasserstein.geometry.metric.name, wasserstein.settings.lam, sight.reach, *near,
-                _quantiles(sight.random, (0.5,))[0],
-                sight.near_share, sight.used_share, sight.move_share, value, low, high, sight.verdict,
+                name, sight.verdict, wasserstein.geometry.metric.name, wasserstein.settings.lam, sight.reach, *near,
+                _quantiles(sight.random, (0.5,))[0], sight.near_share, sight.used_share, sight.move_share,
+                value, low, high,
             ]
         )  # fmt: skip
         text += _told(name, wasserstein, sight, near)

@@ -109,7 +109,7 @@ class Area:
             y = (self.place(self.x.low, value) or (0, 0))[1]
             parts.append(tag("line", x1=self.left, x2=self.right, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="g"))
             parts.append(tag("text", text, x=self.left - 6, y=f"{y + 4:.1f}", text_anchor="end"))
-        for value, text, anchor in self._written_below():
+        for value, text, anchor in self.written_below():
             x = (self.place(value, self.y.low) or (0, 0))[0]
             parts.append(tag("text", text, x=f"{x:.1f}", y=self.bottom + 15, text_anchor=anchor))
         middle = (self.left + self.right) / 2
@@ -117,7 +117,7 @@ class Area:
         parts.append(tag("text", y_label, x="2", y=self.top - 10))
         return join(*parts)
 
-    def _written_below(self) -> list[tuple[float, str, str]]:
+    def written_below(self) -> list[tuple[float, str, str]]:
         """Ticks of the lower axis, as many as there is room for; the outer ones do not stick out."""
         found = self.x.ticks()
         room = (self.right - self.left) / max(1, len(found))

@@ -222,7 +222,7 @@ def _bars(figure: Figure, categories: list[str]) -> Drawing | None:
     area = Area(axis, Axis(0, 1), LABEL, WIDTH - VALUE, TOP, bottom)
     zero = (area.place(axis.low if figure.log_y else 0.0, 0) or (LABEL, 0))[0]
     drawn = [tag("text", f"{figure.y_label}", x=LABEL, y=TOP - 10)]
-    for value, text, anchor in area._written_below():
+    for value, text, anchor in area.written_below():
         x = (area.place(value, 0) or (0, 0))[0]
         drawn.append(tag("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=bottom, class_="g"))
         drawn.append(tag("text", text, x=f"{x:.1f}", y=bottom + 14, text_anchor=anchor))
