@@ -143,12 +143,13 @@ def _told(name: str, curve: Curve) -> list[str]:
     ]
     if share < 0.99:
         impossible = float(curve.infeasible.double().mean())
+        others = "at the others the kernel between tokens is too small to get there. " if impossible < 0.995 else ""
         told.append(
             f"{name}: at {1 - share:.0%} of the positions no end was reached: after {LAST} iterations the marginals "
             f"are still off by more than {ENDED:g}. At {impossible:.0%} there is none (pieces of the support that no "
-            "transport connects hold unequal masses), at the others the kernel between tokens is too small to get "
-            "there. Potentials drift with every iteration, and the number of iterations is part of the penalty's "
-            "definition: a small change of the potentials certifies nothing."
+            f"transport connects hold unequal masses){', ' if others else '. '}{others}Potentials drift with every "
+            "iteration, and the number of iterations is part of the penalty's definition: a small change of the "
+            "potentials certifies nothing."
         )
     return told
 
