@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.pipeline.command import SMALL, Here, environment, run
 from wpr import pico
@@ -70,8 +71,12 @@ EVERY = [
 ]  # fmt: skip
 
 
-def test_all_of_them(here: Here, owned: Path, tmp_path: Path) -> None:
-    finished = here.succeeds("analyze", "all", str(owned), "--device", "cpu")
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+def test_all_of_them(here: Here, owned: Path, tmp_path: Path, device: str) -> None:
+    finished = here.succeeds("analyze", "all", str(owned), "--device", device)
     assert "left out" not in finished.stdout
     assert sorted(path.name for path in (owned / "analyses").iterdir()) == sorted(EVERY)
     for name in EVERY:
