@@ -101,8 +101,11 @@ def test_no_common_temperature_is_said() -> None:
 
 def verdict(ours: str, theirs: str, heats: tuple[float, float], rate: float, judge: str = "gpt") -> Finding:
     """As `wpr judge` writes it."""
-    headers = [{"name": name, "temperature": heat} for name, heat in zip((ours, theirs), heats, strict=True)]
+    headers = [
+        {"name": name, "sampling": {"temperature": heat}} for name, heat in zip((ours, theirs), heats, strict=True)
+    ]
     rows: list[Any] = [["comparisons", 250, None, None, ""], ["win rate", rate, rate - 0.1, rate + 0.05, "ties"]]
+    rows.append(["sign test p", 0.03, None, None, ""])
     name, title = f"judge-{judge}-{ours}-vs-{theirs}-{heats[0]}", f"{ours} against {theirs}, judged by {judge}"
     return Finding(name, title, [], ["figure", "value", "low", "high", "note"], rows, [], {"headers": headers})
 
@@ -122,6 +125,7 @@ def test_what_judges_found_is_put_together() -> None:
     assert [(one.judge, one.temperature) for one in found] == [("gpt", 0.5), ("gpt", 1.0), ("llama", 0.5)]
     turned = found[1]
     assert (turned.rate, turned.low, turned.high) == pytest.approx((0.6, 0.55, 0.7)), "1 minus what the other had"
+    assert turned.p_value == 0.03
     finding = temperature_finding(found, "rkl")
     assert [one.name for one in finding.figures[0].series] == ["w (gpt)", "w (llama)"]
     with pytest.raises(ValueError, match="no finding of a judge"):

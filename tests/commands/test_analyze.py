@@ -44,7 +44,7 @@ def _write_generations(run_folder: Path) -> None:
     for name, (policy, file) in made.items():
         rows = [json.loads(line) for line in (run_folder / "ppo" / policy / file).read_text().splitlines()]
         for at in (0.5, 1.0):
-            lines: list[dict[str, Any]] = [{"header": {"name": name, "temperature": at, "prompts": len(rows)}}]
+            lines: list[dict[str, Any]] = [{"header": {"name": name, "sampling": {"temperature": at}}}]
             lines += [
                 {"prompt_id": str(row["number"]), "prompt": row["prompt"], "response": row["response"],
                  "temperature": at, "tokens": row["length"], "stopped": row["finished"]}

@@ -52,23 +52,33 @@ def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
     return found
 
 
+def drawn_at(header: Mapping[str, Any]) -> float | None:
+    """The temperature that the header of a file of responses tells; None where it tells none."""
+    sampling = header.get("sampling")
+    told = sampling.get("temperature") if isinstance(sampling, Mapping) else header.get("temperature")
+    return float(told) if isinstance(told, int | float) else None
+
+
 def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
     """What judges said of models against ``against``, either way round, at the same temperature of both."""
     found = []
     for finding in findings:
         headers = finding.settings.get("headers")
-        cells = next((row[1:4] for row in finding.rows if row[0] == "win rate"), None)
-        if not finding.name.startswith("judge-") or not isinstance(headers, list) or len(headers) != 2 or cells is None:
+        cells = {str(row[0]): row[1:4] for row in finding.rows if row}
+        if not finding.name.startswith("judge-") or not isinstance(headers, list) or "win rate" not in cells:
             continue
-        names, heats = [one.get("name") for one in headers], [one.get("temperature") for one in headers]
-        values = [float(value) for value in cells if isinstance(value, int | float)]
-        if against not in names or heats[0] is None or heats[0] != heats[1] or len(values) != 3:
+        names, heats = [one.get("name") for one in headers], [drawn_at(one) for one in headers]
+        values = [float(value) for value in cells["win rate"] if isinstance(value, int | float)]
+        if len(names) != 2 or against not in names or heats[0] is None or heats[0] != heats[1] or len(values) != 3:
             continue
-        if names[0] == against:  # the judge was asked the other way round
-            names, values = names[::-1], [1 - values[0], 1 - values[2], 1 - values[1]]
-        judge = finding.title.rpartition("judged by ")[2]
         rate, low, high = values
-        found.append(Comparison(str(names[0]), judge, float(heats[0]), rate, low, high))
+        model = names[0]
+        if model == against:  # the judge was asked the other way round
+            model, rate, low, high = names[1], 1 - rate, 1 - high, 1 - low
+        p_value = cells.get("sign test p", [None])[0]
+        p_value = float(p_value) if isinstance(p_value, int | float) else None
+        judge = finding.title.rpartition("judged by ")[2]
+        found.append(Comparison(str(model), judge, heats[0], rate, low, high, p_value))
     if not found:
         raise ValueError(
             f"no finding of a judge compares a model with {against} at one temperature; judge responses that `wpr "

@@ -110,9 +110,12 @@ def _all_scores(subject: Subject, gold: bool) -> tuple[dict[tuple[str, float], d
 
 def _model_and_temperature(file: Any) -> tuple[str, float]:
     """From the file's header, or from its name, ``MODEL-t0.5.jsonl``."""
+    from wpr.analysis.temperature import drawn_at
+
     named = re.fullmatch(r"(.+)-t([0-9.e+-]+)", file.name)
     name = file.header.get("name") or (named[1] if named else None)
-    drawn = file.header.get("temperature", file.rows[0].temperature)
+    drawn = drawn_at(file.header)
+    drawn = file.rows[0].temperature if drawn is None else drawn
     if drawn is None and named:
         drawn = float(named[2])
     if name is None or drawn is None:
