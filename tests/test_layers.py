@@ -16,11 +16,13 @@ LAYERS = [
     "hidden_penalties",
     "rewards",
     "ppo",
+    "findings",
     "data",
     "evaluation",
     "analysis",
     "report",
     "pipeline",
+    "commands",
     "cli",
 ]
 """From the bottom up: a layer imports none that stands after it."""

@@ -18,6 +18,7 @@ import pytest
 
 from tests.report.reading import SECTIONS
 from tests.report.run_folder import write_run
+from tests.report.some_findings import figures, write_findings
 from tests.report.test_broken_runs import spoil
 from wpr.report import write_report
 
@@ -49,7 +50,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
-    write_report([write_run(folder / "stories", prompts=9)], folder / "report.html")
+    run = write_run(folder / "stories", prompts=9)
+    write_findings(run)
+    write_report([run], folder / "report.html")
     return folder / "report.html"
 
 
@@ -91,6 +94,7 @@ def test_every_section_is_there_and_filled(visit: Any, page_file: Path) -> None:
     assert page.locator("#training svg.chart").count() == 7
     assert page.locator("#frontier svg.chart").count() == 4
     assert page.locator("#wins .row:not(.last)").count() == 12
+    assert page.locator("#findings svg.plot[role=img]").count() == len(figures()) + 1
     assert page.locator("nav a").count() == len(SECTIONS)
 
 

@@ -1,0 +1,139 @@
+"""Win rate against sampling temperature: a policy's responses against another model's, at each temperature.
+
+At every temperature both models answered the same prompts. Whose response has the higher score wins (ties count half);
+or a judge said who wins, and what `wpr judge` found is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wpr.evaluation.win_rate import win_rate
+from wpr.findings import Cell, Figure, Finding, Mark, Series
+
+COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
+
+Scores = Mapping[tuple[str, float], Mapping[str, float]]
+"""Scores by model and temperature, and there by prompt."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model against the other one at a temperature, with the 95% interval of its win rate."""
+
+    model: str
+    judge: str
+    temperature: float
+    rate: float
+    low: float
+    high: float
+    p_value: float | None = None
+    prompts: int | None = None
+
+
+def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
+    """Every model against ``against``, at the temperatures that both answered at, by the scores of their responses."""
+    found = []
+    for (model, temperature), ours in sorted(scores.items()):
+        theirs = scores.get((against, temperature), {})
+        shared = [prompt for prompt in ours if prompt in theirs]
+        if model != against and shared:
+            result = win_rate([ours[one] for one in shared], [theirs[one] for one in shared], groups=shared)
+            ends = result.rate, result.low, result.high
+            found.append(Comparison(model, judge, temperature, *ends, result.p_value, len(shared)))
+    if not found:
+        known = ", ".join(f"{model} at {at:g}" for model, at in scores)
+        raise ValueError(
+            f"no model answered the same prompts as {against} at the same temperature (there are {known}); run `wpr "
+            "generate RUN -t 0.2 -t 0.5 -t 0.8 -t 1`"
+        )
+    return found
+
+
+def drawn_at(header: Mapping[str, Any]) -> float | None:
+    """The temperature that the header of a file of responses tells; None where it tells none."""
+    sampling = header.get("sampling")
+    told = sampling.get("temperature") if isinstance(sampling, Mapping) else header.get("temperature")
+    return float(told) if isinstance(told, int | float) else None
+
+
+def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
+    """What judges said of models against ``against``, either way round, at the same temperature of both."""
+    found = []
+    for finding in findings:
+        headers = finding.settings.get("headers")
+        cells = {str(row[0]): row[1:4] for row in finding.rows if row}
+        if not finding.name.startswith("judge-") or not isinstance(headers, list) or "win rate" not in cells:
+            continue
+        names, heats = [one.get("name") for one in headers], [drawn_at(one) for one in headers]
+        values = [float(value) for value in cells["win rate"] if isinstance(value, int | float)]
+        if len(names) != 2 or against not in names or heats[0] is None or heats[0] != heats[1] or len(values) != 3:
+            continue
+        rate, low, high = values
+        model = names[0]
+        if model == against:  # the judge was asked the other way round
+            model, rate, low, high = names[1], 1 - rate, 1 - high, 1 - low
+        p_value = cells.get("sign test p", [None])[0]
+        p_value = float(p_value) if isinstance(p_value, int | float) else None
+        judge = finding.title.rpartition("judged by ")[2]
+        found.append(Comparison(str(model), judge, heats[0], rate, low, high, p_value))
+    if not found:
+        raise ValueError(
+            f"no finding of a judge compares a model with {against} at one temperature; judge responses that `wpr "
+            "generate` wrote, as in `wpr judge RUN/generations/POLICY-t0.5.jsonl RUN/generations/sft-t0.5.jsonl`"
+        )
+    return sorted(found, key=lambda one: (one.model, one.judge, one.temperature))
+
+
+def temperature_finding(
+    comparisons: Sequence[Comparison], against: str, settings: Mapping[str, Any] | None = None
+) -> Finding:
+    """The finding on models against one other."""
+    judges = list(dict.fromkeys(one.judge for one in comparisons))
+    lines: dict[str, list[Comparison]] = {}
+    for one in comparisons:
+        lines.setdefault(one.model if len(judges) == 1 else f"{one.model} ({one.judge})", []).append(one)
+    series = [
+        Series(
+            name, [one.temperature for one in line], [one.rate for one in line], [one.low for one in line],
+            [one.high for one in line],
+        )
+        for name, line in lines.items()
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [one.model, one.judge, one.temperature, one.rate, one.low, one.high, one.p_value, one.prompts]
+        for one in comparisons
+    ]
+    return Finding(
+        name="temperature",
+        title=f"Win rate over {against} by temperature",
+        text=_told(lines, against, judges),
+        columns=COLUMNS,
+        rows=rows,
+        figures=[
+            Figure(
+                "lines", f"Win rate over {against} by sampling temperature", "temperature", "win rate", series,
+                marks=[Mark(0.5, "no difference")], name="win-rate",
+            )
+        ],
+        settings={"against": against, "judged by": judges, **(settings or {})},
+    )  # fmt: skip
+
+
+def _told(lines: Mapping[str, Sequence[Comparison]], against: str, judges: Sequence[str]) -> list[str]:
+    told = [
+        f"Responses to the same held-out prompts at the same temperature, judged by {' and '.join(judges)}, against "
+        f"{against}."
+    ]
+    for name, line in lines.items():
+        above = [f"{one.temperature:g}" for one in line if one.low > 0.5]
+        below = [f"{one.temperature:g}" for one in line if one.high < 0.5]
+        said = [f"wins at temperature {', '.join(above)}"] if above else []
+        said += [f"loses at {', '.join(below)}"] if below else []
+        verdict = " and ".join(said) if said else f"cannot be told apart from {against} at any"
+        told.append(f"{name} {verdict} (of {', '.join(f'{one.temperature:g}' for one in line)}).")
+    if any(judge.startswith("the run's reward") for judge in judges):
+        told.append("That is the score which training pushed up: a high rate shows that training worked, not more.")
+    return told

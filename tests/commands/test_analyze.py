@@ -1,0 +1,265 @@
+"""`wpr analyze` on a real run of the tiny recipe: every analysis, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pipeline.command import SMALL, Here, environment, run
+from wpr import pico
+from wpr.commands.analyses import Subject
+from wpr.commands.analyze import app
+from wpr.findings import found_in, load
+from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
+from wpr.report import write_report
+
+POLICIES = ["rkl+beta=0.05", "rkl+beta=0.5", "semantic+beta=0.05", "semantic+beta=0.5"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two penalties with two betas each, a few steps of training on one SFT and one reward model."""
+    folder = tmp_path_factory.mktemp("analyze")
+    small = [change for change in SMALL if not change.startswith(("train=", "sft."))]
+    # SFT long enough for texts that are tokenized as they were drawn, and for tokens that the model is sure of.
+    small += ["sft.max_steps=150", "sft.save_steps=150", "sft.learning_rate=0.01"]
+    finished = run("sweep", "tiny", *small, "output=run", "--policy", "rkl", "--policy", "semantic",
+                   "--grid", "ppo.beta=0.05,0.5", cwd=folder)  # fmt: skip
+    assert finished.code == 0, finished.stderr
+    _write_generations(folder / "run")
+    return folder / "run"
+
+
+def _write_generations(run_folder: Path) -> None:
+    """Files as `wpr generate` writes them, of responses that the models of this run gave."""
+    made = {"sft": ("rkl+beta=0.05", BEFORE), "rkl": ("rkl+beta=0.05", AFTER), "semantic": ("semantic+beta=0.5", AFTER)}
+    for name, (policy, file) in made.items():
+        rows = [json.loads(line) for line in (run_folder / "ppo" / policy / file).read_text().splitlines()]
+        for at in (0.5, 1.0):
+            lines: list[dict[str, Any]] = [{"header": {"name": name, "sampling": {"temperature": at}}}]
+            lines += [
+                {"prompt_id": str(row["number"]), "prompt": row["prompt"], "response": row["response"],
+                 "temperature": at, "tokens": row["length"], "stopped": row["finished"]}
+                for row in rows
+            ]  # fmt: skip
+            path = run_folder / "generations" / f"{name}-t{at:g}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def owned(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+NO_OPTION = ("neither a folder nor to be had", "cannot be a folder or file")
+"""Errors that are the machine's rather than of the command line, as other commands have it."""
+
+EVERY = [
+    "geometry", "contrast", "penalties", "similarity", "coherence", "convergence", "case-study", "costs",
+    "sensitivity", "temperature",
+]  # fmt: skip
+
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+def test_all_of_them(here: Here, owned: Path, tmp_path: Path, device: str) -> None:
+    finished = here.succeeds("analyze", "all", str(owned), "--device", device)
+    assert "left out" not in finished.stdout
+    assert sorted(path.name for path in (owned / "analyses").iterdir()) == sorted(EVERY)
+    for name in EVERY:
+        folder = owned / "analyses" / name
+        finding = load(folder)
+        assert finding.name == name
+        assert finding.rows
+        assert finding.figures
+        assert (folder / "table.csv").read_text().count("\n") >= 1 + len(finding.rows)
+        for figure in finding.figures:
+            assert ElementTree.parse(folder / f"{figure.name}.svg").getroot().tag.endswith("svg")
+        data = [json.loads(line) for line in (folder / "data.jsonl").read_text().split("\n") if line]
+        assert data
+    problems = write_report([owned], tmp_path / "report.html")
+    assert all("no stage yet for rkl, semantic" in problem for problem in problems), "the sweep trained others"
+    page = (tmp_path / "report.html").read_text()
+    assert all(finding.title in page.replace("&#x27;", "'") for finding in found_in(owned))
+
+
+def test_what_is_missing_is_left_out_with_the_reason(here: Here, owned: Path) -> None:
+    shutil.rmtree(owned / "generations")
+    for policy in POLICIES:
+        for file in (AFTER, BEFORE):
+            (owned / "ppo" / policy / file).unlink()
+    finished = here.succeeds("analyze", "all", str(owned))
+    done = sorted(path.name for path in (owned / "analyses").iterdir())
+    assert done == ["costs", "geometry", "sensitivity"]
+    assert "left out: temperature: " in finished.stdout
+    assert "left out: penalties: ppo/rkl+beta=0.05/responses.jsonl is missing" in finished.stdout
+
+
+def test_penalties_are_those_that_training_recorded(trained: Path) -> None:
+    """KL of each response, summed over its tokens, against what PPO measured on the tokens that it drew."""
+    subject = Subject(FinishedRun(trained, "cpu"))
+    compared = 0
+    for policy, (answers, found) in subject.measured(["reverse-kl"]).items():
+        recorded = {row["number"]: row for row in map(json.loads, (trained / "ppo" / policy / AFTER).open())}
+        sums = found.means(found.divergence["reverse-kl"], len(answers))
+        for index, answer in enumerate(answers):
+            if len(answer.response_ids) == answer.length:  # else the text is tokenized otherwise than it was drawn
+                expected = recorded[answer.number]["kl"]
+                assert float(sums[index]) * answer.length == pytest.approx(expected, rel=1e-3, abs=1e-4)
+                compared += 1
+    assert compared >= 12
+
+
+def test_measured_once(trained: Path) -> None:
+    said: list[str] = []
+    subject = Subject(FinishedRun(trained, "cpu"), ["rkl+beta=0.5"], 3, say=said.append)
+    first = subject.measured(["reverse-kl"])["rkl+beta=0.5"][1].penalty["reverse-kl"]
+    both = subject.measured(["reverse-kl", "squared-hellinger"])["rkl+beta=0.5"][1]
+    assert both.penalty["reverse-kl"] is first
+    assert [text.rpartition(": ")[2] for text in said] == ["reverse-kl", "squared-hellinger"]
+
+
+def test_two_penalties_of_ones_choice(here: Here, trained: Path, tmp_path: Path) -> None:
+    here.succeeds("analyze", "penalties", str(trained), "--first", "fkl", "--second", "paper:lam=20,iterations=4",
+                  "--beta", "0.5", "2", "-p", "rkl+beta=0.5", "-o", str(tmp_path / "x"))  # fmt: skip
+    finding = load(tmp_path / "x")
+    assert finding.settings["second"] == "paper:lam=20,iterations=4"
+    assert finding.settings["betas"] == [0.5, 2.0]
+    assert [row[0] for row in finding.rows] == ["rkl+beta=0.5"]
+
+
+def test_similarity_by_an_encoder_of_ones_choice(here: Here, trained: Path, tmp_path: Path) -> None:
+    here.succeeds("analyze", "similarity", str(trained), "-e", str(pico.path()), "-r", "reverse-kl", "-r",
+                  "semantic:rho=2", "-o", str(tmp_path / "x"))  # fmt: skip
+    finding = load(tmp_path / "x")
+    assert str(pico.path().name) in finding.text[0]
+    assert not any("independent encoder" in sentence for sentence in finding.text)
+    pairs = [json.loads(line) for line in (tmp_path / "x" / "data.jsonl").read_text().splitlines()]
+    assert len(pairs) == finding.rows[0][3] * len(POLICIES)  # type: ignore[operator]
+    assert all(-1 <= pair["bert_score"]["f1"] <= 1.0001 for pair in pairs)
+
+
+def test_a_prompt_of_ones_own(here: Here, trained: Path, tmp_path: Path) -> None:
+    finished = here.succeeds("analyze", "case-study", str(trained), "--prompt", "Human: Where is my hat?",
+                             "-p", "semantic+beta=0.5", "--tokens", "5", "-o", str(tmp_path / "x"))  # fmt: skip
+    assert "Where is my hat?" in finished.stdout
+    assert 1 <= len(load(tmp_path / "x").rows) <= 5
+
+
+def test_temperature_against_another_model(here: Here, trained: Path, tmp_path: Path) -> None:
+    here.succeeds("analyze", "temperature", str(trained), "--against", "rkl", "-o", str(tmp_path / "x"))
+    finding = load(tmp_path / "x")
+    assert {row[0] for row in finding.rows} == {"sft", "semantic"}
+    # The reward model's score of the same tokens is what PPO recorded.
+    scores = [json.loads(line) for line in (tmp_path / "x" / "data.jsonl").read_text().splitlines()]
+    found = {row["prompt_id"]: row["score"] for row in scores if row["model"] == "rkl" and row["temperature"] == 0.5}
+    as_drawn = [one for one in FinishedRun(trained, "cpu").answers(POLICIES[0]) if len(one.response_ids) == one.length]
+    assert len(as_drawn) >= 3
+    for answer in as_drawn:
+        assert found[str(answer.number)] == pytest.approx(answer.score, abs=1e-4)
+
+
+def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
+    finished = here.succeeds("analyze", "geometry", str(pico.path()), "--lam", "100", "--metric", "cosine",
+                             "--text", "Once upon a time, there was a", "-o", str(tmp_path / "x"))  # fmt: skip
+    finding = load(tmp_path / "x")
+    (row,) = (dict(zip(finding.columns, row, strict=True)) for row in finding.rows)
+    assert (row["setting"], row["metric"], row["lam"]) == ("paper:lam=100.0,metric=cosine", "cosine", 100.0)
+    assert row["verdict"] in ("blind", "partly blind", "sees meaning")
+    assert str(row["verdict"]).upper() in finished.stdout
+    assert "nothing is written" in here.succeeds("analyze", "geometry", str(pico.path()), "-s", "semantic").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["penalties", "{run}", "-p", "nobody"], "has no finished policy nobody; finished are: rkl+beta=0.05"),
+        (["penalties", "{run}", "--second", "wassersteen"], "no regularizer 'wassersteen'; use one of paper, semantic"),
+        (["penalties", "{run}", "--second", "paper:lamb=3"], "'lamb=3' of 'paper:lamb=3' is no setting"),
+        (["penalties", "{run}", "--second", "paper:lam=-3"], "lam=-3.0 must be a finite positive number"),
+        (["penalties", "{run}", "--second", "paper:lam=x"], "lam='x' must be"),
+        (["penalties", "{run}", "--second", "kl:lam=3"], "has no meaning"),
+        (["penalties", "{run}", "--second", "reverse-kl"], "both regularizers are reverse-kl"),
+        (["penalties", "{run}/sft"], "is no run's folder: it has no manifest.json"),
+        (["similarity", "{run}", "-e", "{run}/sft"], "cannot be loaded"),
+        (["similarity", "{run}", "--layer", "99"], "layer 99 is outside"),
+        (["coherence", "{run}", "--metric", "taxi"], "--metric taxi must be euclidean or cosine"),
+        (["coherence", "{run}", "--top", "100000"], "--top 100000 exceeds the vocabulary"),
+        (["convergence", "{run}", "-r", "reverse-kl"], "reverse-kl has no solver to iterate"),
+        (["case-study", "{run}", "-r", "reverse-kl"], "reverse-kl moves no mass"),
+        (["temperature", "{run}", "--against", "nobody"], "no model answered the same prompts as nobody"),
+        (["temperature", "{run}", "--gold"], "has no gold scorer"),
+        (["geometry", "{run}", "-s", "reverse-kl"], "has no geometry"),
+        (["geometry", "{run}", "--metric", "taxi"], "metric='taxi' is unknown"),
+        (["geometry", "{run}", "-s", "paper:k2=99999"], "k2=99999 exceeds the vocabulary"),
+        (["geometry", "{run}", "--lam", "-1"], "lam=-1.0 must be a finite positive number"),
+        (["sensitivity", "{run}", "--more", "{run}/sft"], "is no run's folder"),
+        (["temperature", "{run}", "--judged"], "no finding of a judge compares a model with sft"),
+        (["case-study", "{run}", "--prompt", ""], "the prompt has no tokens"),
+        (["geometry", "{run}/nothing"], "neither a folder nor to be had"),
+        (["costs", "{run}", "-o", "{run}/manifest.json/x"], "cannot be a folder or file"),
+        (["penalties", "{run}", "--device", "quantum"], "--device quantum cannot be used"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(here: Here, trained: Path, arguments: list[str], told: str) -> None:
+    finished = here("analyze", *(part.format(run=trained) for part in arguments))
+    assert finished.code == (1 if told in NO_OPTION else 2)
+    assert told in finished.error
+
+
+def test_damaged_responses_are_named(here: Here, owned: Path) -> None:
+    path = owned / "ppo" / POLICIES[0] / AFTER
+    path.write_text(path.read_text().split("\n")[0] + "\n{broken\n")
+    error = here("analyze", "penalties", str(owned)).error
+    assert f"{AFTER}:2 is damaged" in error
+
+
+def test_an_unfinished_run(here: Here, owned: Path) -> None:
+    manifest = json.loads((owned / "manifest.json").read_text())
+    for name, record in manifest["stages"].items():
+        record["status"] = "running" if name.startswith("ppo/") else record["status"]
+    (owned / "manifest.json").write_text(json.dumps(manifest))
+    assert "has no finished policy; let `wpr run` finish one" in here("analyze", "penalties", str(owned)).error
+    assert "sees meaning" in here.succeeds("analyze", "geometry", str(owned), "-s", "semantic").stdout.lower()
+
+
+def test_the_run_s_folder_may_have_been_moved(owned: Path) -> None:
+    moved = owned.rename(owned.with_name("elsewhere"))
+    loaded = FinishedRun(moved, "cpu")
+    assert loaded.sft_model == str(moved / "sft" / "model")
+    assert loaded.load(REFERENCE).device.type == "cpu"
+    assert loaded.answers(POLICIES[0])
+
+
+def test_needs_neither_trl_nor_plotting_nor_datasets(trained: Path, tmp_path: Path) -> None:
+    """On a machine that has torch and transformers alone; a module that is None cannot be imported."""
+    code = (
+        "import sys\n"
+        "for name in ('trl', 'datasets', 'matplotlib', 'scipy', 'peft'): sys.modules[name] = None\n"
+        f"sys.argv = ['wpr', 'analyze', 'similarity', {str(trained)!r}, '-o', {str(tmp_path / 'x')!r}]\n"
+        "from wpr.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "x").rows
+
+
+def test_every_command_has_an_example_that_it_understands(here: Here) -> None:
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
+    assert sorted(names) == sorted([*EVERY, "all"])
+    for name in names:
+        told = here.succeeds("analyze", name, "--help").stdout
+        assert f"wpr analyze {name}" in " ".join(told.split()), name
