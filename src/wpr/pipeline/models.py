@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from wpr.language_models import is_peft
-from wpr.pipeline.errors import UserError, first_line
+from wpr.pipeline.errors import OptionError, UserError, first_line
 from wpr.pipeline.recipe import LoraSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
@@ -45,6 +47,23 @@ def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
     )
 
 
+def load_any_causal(name: str, dtype: str, device: str | None) -> Any:
+    """A language model to generate with. dtype: ``auto`` is bf16 on GPUs that have it and float32 elsewhere. device:
+    None is the accelerator, if there is one.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise OptionError(f"--dtype {dtype} is not known; choose {', '.join(DTYPES)}")
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    place = torch.device(device) if device is not None else found or torch.device("cpu")
+    if dtype == "auto":
+        fine = place.type == "cuda" and torch.cuda.is_bf16_supported()
+        dtype = "bfloat16" if fine else "float32"
+    model = _load(AutoModelForCausalLM, name, "language model", setting="--model", dtype=getattr(torch, dtype))
+    return model.to(place).eval()
+
+
 def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
     """The same model with a score in place of the next token; its head is new and, for a seed, always the same."""
     from transformers import AutoModelForSequenceClassification
@@ -61,12 +80,12 @@ def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
     return model
 
 
-def _load(auto: Any, name: str, role: str, **options: Any) -> Any:
+def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
     options = {key: value for key, value in options.items() if value is not None}
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise _not_loaded(name, role, "model.name", error) from error
+        raise _not_loaded(name, role, setting, error) from error
 
 
 def check_model(name: str, setting: str) -> None:

@@ -1,0 +1,148 @@
+"""Models that answer prompts: any model by its name, or the models of a run, on the prompts that it held out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wpr.data import DataSettings, Encoder, ppo_rows
+from wpr.evaluation.fingerprints import weights_fingerprint
+from wpr.evaluation.generation import Asked, Speaker
+from wpr.evaluation.prompts import prompt_id
+from wpr.pipeline.errors import OptionError, RunFolderError
+from wpr.pipeline.models import load_any_causal, load_tokenizer
+from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.recipe_file import load_recipe
+from wpr.pipeline.run import Run
+
+REFERENCE = "sft"
+"""What files call the model that policies start from."""
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
+"""The recipe's words and torch's."""
+
+
+class RunModels:
+    """A run's models that are finished, and its held-out prompts.
+
+    models: names to folders, ``sft`` first; where the recipe has no such stage, it is the model that it starts from.
+    unfinished: policies that the run has begun and not ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recipe = recipe_of(folder)
+        self._run = Run(self.recipe, say=lambda text: None)
+        self._real = self._run.real(self.recipe)
+        records = self._run.folder.manifest["stages"]
+        done = {name for name, record in records.items() if record["status"] == "done"}
+        start = self._real.model.name
+        if self.recipe.sft is not None:
+            if "sft" not in done:
+                raise RunFolderError(f"{folder} has no finished SFT model yet; finish it with `wpr run` first")
+            start = str(folder / "sft" / "model")
+        self.models = {REFERENCE: start}
+        self.unfinished: list[str] = []
+        for name in records:
+            if name.startswith("ppo/"):
+                policy = name.removeprefix("ppo/")
+                if name in done and (folder / name / "model").is_dir():
+                    self.models[policy] = str(folder / name / "model")
+                else:
+                    self.unfinished.append(policy)
+
+    def choose(self, names: Sequence[str]) -> dict[str, str]:
+        """The named models with the one they start from; all where none is named."""
+        for name in names:
+            if name in self.unfinished:
+                raise RunFolderError(f"policy {name} of {self.folder} is not finished; finish it with `wpr run`")
+            if name not in self.models:
+                raise OptionError(f"{self.folder} has no model {name}; it has {', '.join(self.models)}")
+        return {name: path for name, path in self.models.items() if not names or name in (REFERENCE, *names)}
+
+    @property
+    def settings(self) -> DataSettings:
+        """How the run reads and encodes its data."""
+        return self._real.data
+
+    def rows(self, tokenizer: Any, limit: int | None = None) -> list[dict[str, Any]]:
+        """The first held-out prompts as PPO's rows (``input_ids``, ``prompt``, other columns) with a ``prompt_id``."""
+        held_out = self._run.data.split.held_out
+        if not held_out:
+            raise RunFolderError(
+                f"{self.folder} held no prompts out (split.held_out is 0 and there is no validation data); give "
+                "prompts with --prompts FILE and models with --model"
+            )
+        named = [
+            dataclasses.replace(row, columns={**row.columns, "prompt_id of wpr": prompt_id(row)}) for row in held_out
+        ]
+        made, _ = ppo_rows(named, Encoder(tokenizer, self.settings))
+        for row in made:
+            row["prompt_id"] = row.pop("prompt_id of wpr")
+        return made[:limit]
+
+    def asked(self, tokenizer: Any, limit: int | None = None) -> list[Asked]:
+        """The same, to be answered."""
+        return [Asked(row["prompt_id"], row["prompt"], row["input_ids"]) for row in self.rows(tokenizer, limit)]
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe that a run was made by, its folder where it lies now."""
+    if not (folder / "manifest.json").is_file() or not (folder / "recipe.yaml").is_file():
+        raise RunFolderError(
+            f"{folder} is no run's folder: it has no manifest.json and recipe.yaml; name the folder that `wpr run` "
+            "wrote, or give models with --model"
+        )
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    recipe.output = str(folder).replace("{", "{{").replace("}", "}}")
+    return recipe
+
+
+def load_speaker(
+    name: str,
+    settings: DataSettings,
+    dtype: str = "auto",
+    device: str | None = None,
+    tokenizer: Any = None,
+    own_stops: bool = True,
+) -> Speaker:
+    """Load a model that answers.
+
+    settings: whose ``template`` says how prompts become tokens. tokenizer: the model's own where none is given.
+    own_stops: end responses also at what the model's generation settings say; otherwise only where SFT ended
+        completions, as PPO does.
+    """
+    tokenizer = load_tokenizer(name) if tokenizer is None else tokenizer
+    encoder = Encoder(tokenizer, settings)
+    model = load_any_causal(name, dtype, device)
+    stops = {encoder.end_id, tokenizer.eos_token_id}
+    if own_stops:
+        own = model.generation_config.eos_token_id
+        stops.update([] if own is None else own if isinstance(own, list) else [own])
+    return Speaker(
+        model, tokenizer, name, weights_fingerprint(name), tuple(sorted(stops)), "chat" if encoder.chat else "text"
+    )
+
+
+def named_models(given: Sequence[str]) -> dict[str, str]:
+    """``--model PATH`` or ``--model NAME=PATH``, by name: the last folder's, but for one that is called ``model``."""
+    models: dict[str, str] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or "/" in name:
+            path = text
+            parts = [part for part in Path(text).parts if part not in ("/", "..", ".")]
+            while len(parts) > 1 and parts[-1] == "model":
+                parts.pop()
+            name = parts[-1] if parts else ""
+        if not name or not path:
+            raise OptionError(f"--model {text!r} has no name; write --model NAME=FOLDER")
+        if name in models:
+            raise OptionError(
+                f"--model {text} would be called {name}, as {models[name]} is; write --model NAME={path} to tell them "
+                "apart"
+            )
+        models[name] = path
+    return models
