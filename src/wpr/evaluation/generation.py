@@ -127,8 +127,9 @@ def finished_file(path: Path, header: dict[str, Any], restart: str) -> ResponseF
 
 def made_otherwise(path: Path, header: dict[str, Any]) -> bool:
     """Whether the file, or its growing part, is there and not to be gone on with."""
+    growing = path.with_name(path.name + PARTIAL)
     try:
-        if finished_file(path, header, "") is None and path.with_name(path.name + PARTIAL).exists():
+        if finished_file(path, header, "") is None and growing.exists():
             with Journal(path, header, ""):
                 pass
     except DataError:
@@ -229,11 +230,25 @@ def respond(speaker: Speaker, batch: Sequence[Asked], drawing: Drawing) -> list[
             "coarse for them"
         ) from None
     rows = [tokens[real].tolist() for tokens, real in zip(found.tokens, found.mask, strict=True)]
-    texts = speaker.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    texts = [
+        continuation(speaker.tokenizer, asked.input_ids, tokens) for asked, tokens in zip(batch, rows, strict=True)
+    ]
     return [
         Response(asked.prompt_id, asked.prompt, text, drawing.temperature, len(tokens), bool(stopped))
         for asked, text, tokens, stopped in zip(batch, texts, rows, found.finished.tolist(), strict=True)
     ]
+
+
+def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
+    """The text of a response, with the space that it may begin with: some tokenizers leave out the first space of
+    whatever they decode, which an indented program cannot do without.
+    """
+    before = prompt[-8:]
+    start: str = tokenizer.decode(before, skip_special_tokens=True)
+    whole: str = tokenizer.decode(before + tokens, skip_special_tokens=True)
+    if whole.startswith(start):
+        return whole[len(start) :]
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))  # a character lies across the seam
 
 
 def refuse_too_long(speaker: Speaker, prompts: Sequence[Asked], drawing: Drawing) -> None:

@@ -123,6 +123,18 @@ def write_lines(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[st
         raise
 
 
+def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and the lines of a finished file."""
+    try:
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    values = [_read(line, path, number) for number, line in enumerate(lines, 1)]
+    if not values or not isinstance(values[0].get("header"), dict):
+        raise DataError(f"{path} does not begin with a header; delete it, and run the command again")
+    return values[0]["header"], values[1:]
+
+
 def refuse_other_header(path: Path, found: Any, wanted: Mapping[str, Any], restart: str) -> None:
     """Refuse to go on with a file that was made otherwise, and say in what."""
     if not isinstance(found, dict):

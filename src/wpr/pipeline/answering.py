@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wpr.data import DataSettings, Encoder, ppo_rows
+from wpr.evaluation.code_tasks import CodeTask, apps_row_task
 from wpr.evaluation.fingerprints import weights_fingerprint
 from wpr.evaluation.generation import Asked, Speaker
 from wpr.evaluation.prompts import prompt_id
@@ -86,6 +87,17 @@ class RunModels:
     def asked(self, tokenizer: Any, limit: int | None = None) -> list[Asked]:
         """The same, to be answered."""
         return [Asked(row["prompt_id"], row["prompt"], row["input_ids"]) for row in self.rows(tokenizer, limit)]
+
+    def code_tasks(self, limit: int | None = None) -> list[CodeTask]:
+        """The held-out programming problems, for a run on data of APPS's format."""
+        if self.settings.format != "apps":
+            raise OptionError(
+                f"{self.folder} was trained on data.format {self.settings.format}, which has no tests to run; name a "
+                "file of problems with --problems, or humaneval"
+            )
+        rows = self._run.data.split.held_out
+        tasks = {prompt_id(row): apps_row_task(row, prompt_id(row)) for row in rows}
+        return list(tasks.values())[:limit]
 
 
 def recipe_of(folder: Path) -> Recipe:
