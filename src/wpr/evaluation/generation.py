@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,15 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt: what files call it, as a reader sees it, and as the model does."""
+    """A prompt: what files call it, as a reader sees it, and as the model does.
+
+    temperature: its own, where prompts of one file are answered at different ones.
+    """
 
     prompt_id: str
     prompt: str | list[Message]
     input_ids: list[int]
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Speaker:
 
 def header_of(speaker: Speaker, prompts: Sequence[Asked], drawing: Drawing, **facts: Any) -> dict[str, Any]:
     """What decides the responses, for the first line of their file."""
-    content = [[asked.prompt_id, asked.prompt, asked.input_ids] for asked in prompts]
+    content = [list(vars(asked).values()) for asked in prompts]
     return {
         "format": 1,
         **speaker.facts(),
@@ -193,25 +197,29 @@ def check_prompts(prompts: Sequence[Asked]) -> None:
 
 
 def batches(prompts: Sequence[Asked], size: int) -> Iterator[list[Asked]]:
-    """Prompts of like length together, which saves padding; the longest first, so that what does not fit into memory
-    is known at once.
+    """Prompts of one temperature and of like length together, which saves padding; the longest first, so that what does
+    not fit into memory is known at once.
     """
     if size < 1:
         raise DataError(f"batch-size is {size}; it must be 1 or more")
-    ordered = sorted(prompts, key=lambda asked: -len(asked.input_ids))
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
+    for temperature in dict.fromkeys(asked.temperature for asked in prompts):
+        alike = [asked for asked in prompts if asked.temperature == temperature]
+        ordered = sorted(alike, key=lambda asked: -len(asked.input_ids))
+        for start in range(0, len(ordered), size):
+            yield ordered[start : start + size]
 
 
 def respond(speaker: Speaker, batch: Sequence[Asked], drawing: Drawing) -> list[Response]:
-    """One response to each prompt of a batch."""
+    """One response to each prompt of a batch, all of one temperature."""
     import torch
 
     from wpr.ppo.generation import GenerationError, TransformersGeneration
     from wpr.ppo.rollout import Prompts
 
-    width = max(len(asked.input_ids) for asked in batch)
+    own = batch[0].temperature
+    drawing = drawing if own is None else replace(drawing, temperature=own)
     refuse_too_long(speaker, batch, drawing)
+    width = max(len(asked.input_ids) for asked in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     mask = torch.zeros(len(batch), width, dtype=torch.long)
     for row, asked in enumerate(batch):

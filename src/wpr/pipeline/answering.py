@@ -63,10 +63,24 @@ class RunModels:
                 raise OptionError(f"{self.folder} has no model {name}; it has {', '.join(self.models)}")
         return {name: path for name, path in self.models.items() if not names or name in (REFERENCE, *names)}
 
+    def notes(self) -> list[str]:
+        """What to tell whoever asks for all models."""
+        return [f"policy {name} is not finished, and left out" for name in self.unfinished]
+
     @property
     def settings(self) -> DataSettings:
         """How the run reads and encodes its data."""
         return self._real.data
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The longest response that policies were trained to give."""
+        return int(self.recipe.ppo.get("max_new_tokens", self.settings.max_completion_tokens))
+
+    @property
+    def dtype(self) -> str:
+        """What the run multiplies matrices in, in torch's words."""
+        return PRECISIONS[self.recipe.model.precision]
 
     def rows(self, tokenizer: Any, limit: int | None = None) -> list[dict[str, Any]]:
         """The first held-out prompts as PPO's rows (``input_ids``, ``prompt``, other columns) with a ``prompt_id``."""
