@@ -1,6 +1,6 @@
 """Questions in MT-Bench's public format, one a line:
 
-    {"question_id": 81, "category": "writing", "turns": ["first question", "second question"], "reference": ["...", "..."]}
+    {"question_id": 81, "category": "writing", "turns": ["first question", "second"], "reference": ["...", "..."]}
 
 ``reference`` holds answers that are known to be right, one a turn; questions of writing and the like have none.
 """

@@ -50,9 +50,9 @@ def mt_bench_finding(
     rows = [row for model, own in grades.items() for row in score_rows(model, questions, own)]
     text = [
         f"{len(questions)} two-turn questions, each answer graded from 1 to 10 by {judge}. score: mean of all ratings; "
-        "standard_error: of the mean over questions, whose two turns count as one observation; turn_1 and turn_2: means "
-        "of each turn. Only graded answers count in the means; unparsable ones got no rating in [[n]] form, failed ones "
-        "no answer from the judge."
+        "standard_error: of the mean over questions, whose two turns count as one observation; turn_1 and turn_2: "
+        "means of each turn. Only graded answers count in the means; unparsable ones got no rating in [[n]] form, "
+        "failed ones no answer from the judge."
     ]
     for model, own in grades.items():
         missing = sum(grade.rating is None for grade in own)
@@ -97,7 +97,7 @@ def _row(model: str, name: str, grades: Sequence[Grade]) -> list[Cell]:
 
 
 def _standard_error(groups: Sequence[Sequence[float]], mean: float) -> float | None:
-    """Of a mean over all values, groups being independent: sqrt(G / (G - 1) sum_g (sum_{i in g} (y_i - mean))^2) / N."""
+    """Of a mean over all N values in G independent groups: sqrt(G/(G-1) sum_g (sum_{i in g} (y_i - mean))^2) / N."""
     if len(groups) < 2:
         return None
     total = sum(len(group) for group in groups)
