@@ -15,11 +15,13 @@ LAYERS = [
     "language_models",
     "rewards",
     "ppo",
+    "findings",
     "data",
     "evaluation",
     "analysis",
     "report",
     "pipeline",
+    "commands",
     "cli",
 ]
 """From the bottom up: a layer imports none that stands after it."""
