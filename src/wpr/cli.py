@@ -17,6 +17,7 @@ from rich.text import Text
 
 from wpr import __version__
 from wpr.commands.generate import generate
+from wpr.commands.mt_bench import mt_bench
 from wpr.commands.pass_at_1 import pass_at_1
 
 app = typer.Typer(
@@ -275,6 +276,7 @@ def geometry_show(
 
 app.command()(generate)
 app.command("pass-at-1")(pass_at_1)
+app.command("mt-bench")(mt_bench)
 
 
 def _execute(

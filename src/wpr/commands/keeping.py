@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def keep(finding: Finding, folder: Path) -> None:
     """Save a finding with its figures, and print it."""
     from wpr.findings import as_text, save
+    from wpr.report import draw_figure
 
-    save(finding, folder)
+    save(finding, folder, draw=draw_figure)
     typer.echo(as_text(finding))
     typer.echo(f"\nall of it is in {folder}")
 

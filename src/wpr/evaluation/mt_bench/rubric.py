@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from wpr.evaluation.judging.questions import UnreadableError
 from wpr.evaluation.mt_bench.questions import Question
 
 CRITERIA = (
@@ -27,12 +28,11 @@ FORM = (
     "(best) in exactly this form: Rating: [[5]]"
 )
 
+ANSWER_FORM = "a short explanation and a rating from 1 to 10 in the form Rating: [[5]]"
+"""The form of an answer, for the second request after one that could not be read."""
+
 RATING = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")
 LOWEST, HIGHEST = 1.0, 10.0
-
-
-class RatingError(ValueError):
-    """An answer of the judge that holds no rating, or more than one; the message says what to do better."""
 
 
 def grading_prompt(question: Question, answers: tuple[str, str], turn: int) -> str:
@@ -51,19 +51,26 @@ def grading_prompt(question: Question, answers: tuple[str, str], turn: int) -> s
 
 
 def read_rating(text: str) -> float:
-    """The rating in ``[[n]]``; `RatingError` where there is none, one that is out of range, or several that differ."""
+    """The rating in ``[[n]]``. Raises `UnreadableError` where there is none, where it is no number from 1 to 10, and
+    where there are several that differ.
+    """
     found = dict.fromkeys(RATING.findall(text))
     if not found:
-        raise RatingError("there is no rating in the form [[n]]; end with a line such as Rating: [[5]]")
+        raise UnreadableError("it has no rating in the form [[n]]")
     if len(found) > 1:
-        raise RatingError(f"there are {len(found)} different ratings ({', '.join(found)}); give one, as Rating: [[5]]")
+        raise UnreadableError(f"it has {len(found)} different ratings ({', '.join(list(found)[:5])[:80]})")
     (given,) = found
     if not re.fullmatch(r"\d{1,2}(\.\d+)?", given):
-        raise RatingError(f"the rating [[{given[:20]}]] is no number; write it as Rating: [[5]]")
+        raise UnreadableError(f"the rating [[{given[:20]}]] is no number")
     rating = float(given)
     if not LOWEST <= rating <= HIGHEST:
-        raise RatingError(f"the rating {given} is not between 1 and 10; write it as Rating: [[5]]")
+        raise UnreadableError(f"the rating {given} is not between 1 and 10")
     return rating
+
+
+def read_number(text: str) -> float:
+    """The rating of a function, which may also return the bare number."""
+    return read_rating(text if "[[" in text else f"[[{text.strip()}]]")
 
 
 def _part(title: str, text: str) -> str:

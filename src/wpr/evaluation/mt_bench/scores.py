@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wpr.evaluation.mt_bench.questions import Question
@@ -22,14 +22,15 @@ class Grade:
     """What a judge said of one answer.
 
     rating: None where it gave none. status: ``graded``, ``unparsable`` (no rating in the judge's words, also after it
-    was told so) or ``failed`` (no answer from the judge).
+    was told so) or ``failed`` (no answer from the judge). reason: why there is none. words: all that the judge said.
     """
 
     question_id: str
     turn: int
     rating: float | None
     status: str
-    words: str = ""
+    reason: str = ""
+    words: list[str] = field(default_factory=list)
 
 
 def score_rows(model: str, questions: Sequence[Question], grades: Sequence[Grade]) -> list[list[Cell]]:
