@@ -1,0 +1,1 @@
+"""Commands of `wpr`, one file each; `wpr.cli` registers them."""
