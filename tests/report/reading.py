@@ -13,7 +13,9 @@ import pytest
 
 from wpr.report import write_report
 
-SECTIONS = ["summary", "training", "wins", "frontier", "costs", "responses", "tokens", "recipe", "problems"]
+SECTIONS = [
+    "summary", "training", "wins", "frontier", "findings", "costs", "responses", "tokens", "recipe", "problems",
+]  # fmt: skip
 
 
 class Page(HTMLParser):

@@ -11,6 +11,7 @@ from pathlib import Path
 from wpr.report.appendix import problem_box, problem_section, recipe_section
 from wpr.report.costs import cost_section
 from wpr.report.curves import training_section
+from wpr.report.evaluations import evaluation_section
 from wpr.report.files import as_text
 from wpr.report.frontier import frontier_section
 from wpr.report.markup import DASH, Markup, join, paragraph, script_data, tag
@@ -28,6 +29,7 @@ SECTIONS = (
     training_section,
     win_rate_section,
     frontier_section,
+    evaluation_section,
     cost_section,
     response_section,
     token_section,

@@ -1,0 +1,126 @@
+"""Axes of a finding's plot: linear, logarithmic or of names; where values lie, and which of them are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from wpr.report.charts import number, ticks
+from wpr.report.markup import Markup, join, tag
+
+CHARACTER = 6.2
+"""Width of a character of a plot's text, on average, in the plot's units."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From ``low`` to ``high``; names: what stands at 0, 1, 2, ... instead of numbers."""
+
+    low: float
+    high: float
+    log: bool = False
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def around(
+        cls, values: Iterable[float], log: bool = False, margin: float = 0.04, include: Sequence[float] = ()
+    ) -> Axis | None:
+        """An axis that holds all finite values (of a logarithmic one: all positive ones) with some room at both ends;
+        None where there is none. include: values that it holds besides.
+        """
+        known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+        if not known:
+            return None
+        known += include
+        low, high = (math.log10(end) if log else end for end in (min(known), max(known)))
+        if low == high:
+            room = 0.5 if log else (abs(low) or 1.0) * 0.1
+            low, high = low - room, high + room
+        else:
+            low, high = low - margin * (high - low), high + margin * (high - low)
+        return cls(10**low, 10**high, True) if log else cls(low, high)
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> Axis:
+        """An axis with names at equal distances."""
+        return cls(-0.5, len(names) - 0.5, names=tuple(names))
+
+    def share(self, value: float) -> float | None:
+        """Where a value lies, 0 at the low end and 1 at the high one; None for what the axis cannot show."""
+        if not math.isfinite(value) or (self.log and value <= 0):
+            return None
+        low, high, at = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
+        return (at - low) / (high - low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Values that are written, and how."""
+        if self.names:
+            return [(float(index), name) for index, name in enumerate(self.names)]
+        if not self.log:
+            return [(value, number(value)) for value in ticks(self.low, self.high)]
+        powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+        if len(powers) < 2:  # less than a decade or so: round numbers within it
+            return [(value, number(value)) for value in ticks(self.low, self.high) if value > 0]
+        step = math.ceil(len(powers) / 5)
+        return [(10.0**power, number(10.0**power)) for power in powers if power % step == 0]
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where a plot's points lie in the drawing, upwards being less."""
+
+    x: Axis
+    y: Axis
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def place(self, x: float, y: float) -> tuple[float, float] | None:
+        """The place of a point; None for one that cannot be shown."""
+        across, upwards = self.x.share(x), self.y.share(y)
+        if across is None or upwards is None:
+            return None
+        return self.left + across * (self.right - self.left), self.bottom - upwards * (self.bottom - self.top)
+
+    def path(self, points: Iterable[tuple[float, float]]) -> str:
+        """A line through the points, with a gap where one cannot be shown."""
+        commands, pen = [], "M"
+        for point in points:
+            placed = self.place(*point)
+            if placed is None:
+                pen = "M"
+                continue
+            commands.append(f"{pen}{placed[0]:.1f} {placed[1]:.1f}")
+            pen = "L"
+        return " ".join(commands)
+
+    def grid(self, x_label: str, y_label: str) -> Markup:
+        """Lines and numbers of both axes, and what they count."""
+        parts = []
+        for value, text in self.y.ticks():
+            y = (self.place(self.x.low, value) or (0, 0))[1]
+            parts.append(tag("line", x1=self.left, x2=self.right, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="g"))
+            parts.append(tag("text", text, x=self.left - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+        for value, text, anchor in self._written_below():
+            x = (self.place(value, self.y.low) or (0, 0))[0]
+            parts.append(tag("text", text, x=f"{x:.1f}", y=self.bottom + 15, text_anchor=anchor))
+        middle = (self.left + self.right) / 2
+        parts.append(tag("text", x_label, x=middle, y=self.bottom + 31, text_anchor="middle"))
+        parts.append(tag("text", y_label, x="2", y=self.top - 10))
+        return join(*parts)
+
+    def _written_below(self) -> list[tuple[float, str, str]]:
+        """Ticks of the lower axis, as many as there is room for; the outer ones do not stick out."""
+        found = self.x.ticks()
+        room = (self.right - self.left) / max(1, len(found))
+        widest = max((len(text) for _, text in found), default=1) * CHARACTER + 4
+        kept = found[:: max(1, math.ceil(widest / room))]
+        written = []
+        for value, text in kept:
+            x = (self.place(value, self.y.low) or (0, 0))[0]
+            half = len(text) * CHARACTER / 2
+            anchor = "end" if x + half > self.right + 10 else "middle"
+            written.append((value, text, anchor))
+        return written

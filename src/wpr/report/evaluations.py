@@ -1,0 +1,69 @@
+"""Evaluations and analyses: every finding in the runs' folders, with its words, figures and table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wpr.findings import Finding, found_in, slug
+from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
+from wpr.report.plots import figure_panel
+from wpr.report.runs import Run
+from wpr.report.section import Findings, Section
+from wpr.report.tables import Table
+
+TABLE_ROWS = 12
+"""Longer tables are folded."""
+
+EMPTY = (
+    "There are none yet: `wpr analyze all RUN` looks into a run, `wpr generate` and `wpr judge` compare responses; "
+    "what they find is shown here when the page is written again."
+)
+
+
+def evaluation_section(findings: Findings) -> Section:
+    """All findings, run by run."""
+    parts: list[Markup] = []
+    tables: list[Table] = []
+    several = len(findings.runs) > 1
+    for number, run in enumerate(findings.runs):
+        for finding in _of_run(run, findings):
+            title = f"{run.name}: {finding.title}" if several else finding.title
+            name = f"{slug(finding.name)}-{number}" if several else slug(finding.name)
+            table = Table(f"finding-{name}", title, finding.columns, finding.rows)
+            parts.append(_shown(finding, title, name, table))
+            tables += [table] if finding.rows else []
+    if not parts:
+        parts.append(paragraph(coded(EMPTY), class_="empty"))
+    lead = (
+        "What evaluations and analyses of these runs found, each with what was measured, the figures and the numbers. "
+        "The files behind them are in the run's folders evaluations/ and analyses/."
+    )
+    return Section("findings", "Evaluations and analyses", lead, join(*parts), tables)
+
+
+def _of_run(run: Run, findings: Findings) -> list[Finding]:
+    def damaged(folder: Path, why: str) -> None:
+        findings.problems.add(folder, why.removeprefix(f"{folder / 'finding.json'} "), "the other findings are shown")
+
+    return found_in(run.path, damaged)
+
+
+def _shown(finding: Finding, title: str, name: str, table: Table) -> Markup:
+    figures = [figure_panel(figure, f"plot-{name}-{index}") for index, figure in enumerate(finding.figures)]
+    grid = table.as_html() if 0 < len(table.rows) <= TABLE_ROWS else table.folded() if table.rows else None
+    settings: Content = None
+    if finding.settings:
+        settings = details("Settings", Table("", "Settings", ["setting", "value"], _settings(finding)).as_html())
+    return tag(
+        "article",
+        tag("h3", title),
+        *(paragraph(sentence) for sentence in finding.text),
+        tag("div", *figures, class_="panels") if figures else None,
+        grid,
+        settings,
+        class_="finding",
+    )
+
+
+def _settings(finding: Finding) -> list[list[str | float | None]]:
+    return [[key, str(value)] for key, value in finding.settings.items()]
