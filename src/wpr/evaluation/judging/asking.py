@@ -131,16 +131,15 @@ class _Asking:
         for start in range(0, len(new), judge.batch_size):
             batch = [alike[0] for alike in new[start : start + judge.batch_size]]
             self.accounts.requests += len(batch)
-            replies = judge.replies(batch)
-            for question, reply in zip(batch, replies, strict=True):
+            for question, reply in zip(batch, judge.replies(batch), strict=True):
                 self.cache.put(_key(judge, question), reply)
                 self._count(reply)
             self.advance(sum(len(alike) for alike in new[start : start + judge.batch_size]))
         asked = {id(alike) for alike in new}
         for alike in groups:
-            reply = self.cache.get(_key(judge, alike[0]))
-            if reply is not None:
-                self._read_all(alike, [reply], known=id(alike) not in asked)
+            found = self.cache.get(_key(judge, alike[0]))
+            assert found is not None
+            self._read_all(alike, [found], known=id(alike) not in asked)
         self.advance(sum(len(alike) for alike in groups if id(alike) not in asked))
 
     # Over a network, many at once.
