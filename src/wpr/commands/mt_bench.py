@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,22 +75,36 @@ def mt_bench(
             "--judge",
             "-j",
             rich_help_panel=PANEL,
-            help="A model of the server, or a Python function package.module:function. Without a judge the "
-            "questions are answered, not graded.",
+            help="A model of an OpenAI-compatible server. Without a judge the questions are answered, not graded.",
         ),
     ] = None,
     base_url: Annotated[
         str | None,
         typer.Option(
-            "--base-url", rich_help_panel=PANEL, help="Of an OpenAI-compatible server.", show_default="OpenAI's"
+            "--base-url", rich_help_panel=PANEL, help="The server.", show_default="OPENAI_BASE_URL, or OpenAI's"
+        ),
+    ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--function",
+            rich_help_panel=PANEL,
+            help="package.module:function is the judge: (questions, answers, reference, category, turn) -> 1 to 10.",
         ),
     ] = None,
     key_variable: Annotated[
         str, typer.Option("--key-variable", rich_help_panel=PANEL, help="The environment variable with the key.")
     ] = "OPENAI_API_KEY",
-    judge_tokens: Annotated[
-        int, typer.Option("--judge-tokens", rich_help_panel=PANEL, help="Longest answer of the judge.")
-    ] = 1024,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            rich_help_panel=PANEL,
+            help="Of requests, as temperature=0; NAME=null leaves one out.",
+            show_default="max_tokens=1024",
+        ),
+    ] = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", rich_help_panel=PANEL, help="Requests under way at once.")
     ] = 16,
@@ -139,7 +154,7 @@ def mt_bench(
     if run is None and output is None:
         raise OptionError("--model needs a folder for the results; name it with -o")
     limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout)
-    grader = None if judge is None else _judge(judge, base_url, key_variable, judge_tokens)
+    grader = _judge(judge, base_url, key_variable, settings or [], function)
     found = None if run is None else RunModels(run)
     for note in [] if found is None or policy else found.notes():
         typer.echo(f"Note: {note}", err=True)
@@ -159,8 +174,8 @@ def mt_bench(
         name = f"mt-bench-{slug(grader.name)}"
         folder = (output or found.folder / "evaluations") / name  # type: ignore[union-attr]
         price = (price_in, price_out)
-        settings = {"questions": str(questions), "temperatures": heat}
-        _grade(grader, name, folder, asked, answers, limits, price, yes, dry_run, settings)
+        facts = {"questions": str(questions), "temperatures": heat}
+        _grade(grader, name, folder, asked, answers, limits, price, yes, dry_run, facts)
 
 
 @dataclass(frozen=True)
@@ -208,7 +223,7 @@ def _grade(
     price: tuple[float | None, float | None],
     yes: bool,
     dry_run: bool,
-    settings: dict[str, Any],
+    facts: dict[str, Any],
 ) -> None:
     """Have answers graded, and keep the scores."""
     from wpr.commands.keeping import keep
@@ -237,7 +252,7 @@ def _grade(
     _write_data(
         folder / "data.jsonl", [{"model": model, **asdict(one)} for model, own in grades.items() for one in own]
     )
-    facts = settings | {
+    facts = facts | {
         "judge": dict(judge.identity),
         "accounts": asdict(replies.accounts),
         "answers": {model: dict(files[0].header) for model, files in answers.items()},
@@ -253,16 +268,36 @@ def _grade(
         raise typer.Exit(1)
 
 
-def _judge(name: str, base_url: str | None, key_variable: str, tokens: int) -> Judge:
-    """A server's model, or a function."""
-    if ":" in name and base_url is None and "/" not in name:
+def _judge(
+    model: str | None, base_url: str | None, key_variable: str, settings: list[str], function: str | None
+) -> Judge | None:
+    """A server's model, a function, or nobody."""
+    from wpr.pipeline.errors import OptionError
+
+    if function is not None:
         from wpr.evaluation.judging.local import FunctionJudge
         from wpr.pipeline.functions import import_function
 
-        return FunctionJudge(import_function(name, "--judge"), name)
+        if model is not None or base_url is not None or settings:
+            raise OptionError("--judge, --base-url and --set are of servers; leave them out with --function")
+        return FunctionJudge(import_function(function, "--function"), function)
+    if model is None:
+        return None
     from wpr.evaluation.judging.server import OPENAI, ServerJudge
 
-    return ServerJudge(name, base_url or OPENAI, key_variable, {"max_tokens": tokens})
+    given: dict[str, Any] = {"max_tokens": 1024}  # an explanation comes before the rating
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise OptionError(f"--set {text} must be NAME=VALUE, as temperature=0")
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    judge = ServerJudge(model, base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, key_variable, given)
+    if judge.warning is not None:
+        typer.echo(f"Note: {judge.warning}", err=True)
+    return judge
 
 
 def _temperatures(given: list[str], categories: set[str]) -> dict[str, float]:
