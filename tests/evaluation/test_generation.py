@@ -154,13 +154,15 @@ def test_other_settings_are_refused_and_old_files_kept(speaker: Speaker, tmp_pat
 def test_what_cannot_be_answered_is_refused(speaker: Speaker, tmp_path: Path) -> None:
     drawing = Drawing(max_new_tokens=64)
     with pytest.raises(DataError, match=r"prompt long has 70 tokens.*the 128 positions of tiny"):
-        respond(speaker, [Asked("a", "", [5]), Asked("long", "", [5] * 70)], drawing)
+        long = [Asked("a", "", [5]), Asked("long", "", [5] * 70)]
+        generate_file(tmp_path / "x", speaker, long, drawing, {}, 1, "")
     with pytest.raises(DataError, match="no prompts"):
         generate_file(tmp_path / "x", speaker, [], drawing, {}, 1, "")
     with pytest.raises(DataError, match="two prompts have the prompt_id 'a'"):
         generate_file(tmp_path / "x", speaker, [Asked("a", "", [5]), Asked("a", "", [6])], drawing, {}, 1, "")
     with pytest.raises(DataError, match="batch-size is 0"):
-        list(batches(asked(1), 0))
+        generate_file(tmp_path / "x", speaker, asked(1), drawing, {}, 0, "")
+    assert not any(tmp_path.iterdir())
     for changes in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"max_new_tokens": 0}, {"seed": -1}):
         with pytest.raises(DataError, match="must be"):
             Drawing(**changes)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def generate(
     for note in [*notes, *([] if found is None or policy else found.notes())]:
         typer.echo(f"Note: {note}", err=True)
     for name, path in models.items():
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, setting="--model")
         if found is not None and prompts is None:
             asked = found.asked(tokenizer, limit)
         else:

@@ -196,7 +196,7 @@ class _Talk:
         from wpr.pipeline.models import load_tokenizer
 
         settings = DataSettings("prompts") if found is None else found.settings
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, setting="--model")
         encoder = Encoder(tokenizer, settings)
         speaker = load_speaker(path, settings, self.how.dtype, self.how.device, tokenizer, own_stops=found is None)
         files: list[ResponseFile] = []

@@ -105,7 +105,7 @@ def pass_at_1(
     how = How(batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device)
     responses, tried, styles, benchmark = {}, {}, {}, ""
     for name, path in models.items():
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, setting="--model")
         template = _template(style, tokenizer)
         styles[name] = "chat" if template == "chat" else "complete"
         settings = DataSettings("prompts", template=template)

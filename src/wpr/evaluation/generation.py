@@ -168,6 +168,8 @@ def generate_file(
     not drawn again. advance: told how many prompts were answered, those of earlier processes first.
     """
     check_prompts(prompts)
+    check_batch_size(batch_size)
+    refuse_too_long(speaker, prompts, drawing)
     done = finished_file(path, header, restart)
     if done is not None:
         advance(len(prompts))
@@ -196,12 +198,17 @@ def check_prompts(prompts: Sequence[Asked]) -> None:
         seen.add(asked.prompt_id)
 
 
+def check_batch_size(size: int) -> None:
+    """Refuse batches of nothing."""
+    if size < 1:
+        raise DataError(f"batch-size is {size}; it must be 1 or more")
+
+
 def batches(prompts: Sequence[Asked], size: int) -> Iterator[list[Asked]]:
     """Prompts of one temperature and of like length together, which saves padding; the longest first, so that what does
     not fit into memory is known at once.
     """
-    if size < 1:
-        raise DataError(f"batch-size is {size}; it must be 1 or more")
+    check_batch_size(size)
     for temperature in dict.fromkeys(asked.temperature for asked in prompts):
         alike = [asked for asked in prompts if asked.temperature == temperature]
         ordered = sorted(alike, key=lambda asked: -len(asked.input_ids))
@@ -218,7 +225,6 @@ def respond(speaker: Speaker, batch: Sequence[Asked], drawing: Drawing) -> list[
 
     own = batch[0].temperature
     drawing = drawing if own is None else replace(drawing, temperature=own)
-    refuse_too_long(speaker, batch, drawing)
     width = max(len(asked.input_ids) for asked in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     mask = torch.zeros(len(batch), width, dtype=torch.long)

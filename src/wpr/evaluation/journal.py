@@ -93,7 +93,7 @@ class Journal:
         if len(whole) < len(content):
             self._file.truncate(len(whole))
             os.fsync(self._file.fileno())
-        if not values:
+        if len(values) < 2:  # nothing was made by whatever the header says
             self._file.truncate(0)
             self._write([{"header": self.header}])
             return

@@ -140,7 +140,7 @@ def load_speaker(
     own_stops: end responses also at what the model's generation settings say; otherwise only where SFT ended
         completions, as PPO does.
     """
-    tokenizer = load_tokenizer(name) if tokenizer is None else tokenizer
+    tokenizer = load_tokenizer(name, setting="--model") if tokenizer is None else tokenizer
     encoder = Encoder(tokenizer, settings)
     model = load_any_causal(name, dtype, device)
     stops = {encoder.end_id, tokenizer.eos_token_id}

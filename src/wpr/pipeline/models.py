@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> Any:
+def load_tokenizer(name: str, revision: str | None = None, setting: str = "model.name") -> Any:
     """The tokenizer, with a padding token: models without one pad with end of sequence, which attention leaves out."""
     from transformers import AutoTokenizer
 
-    tokenizer = _load(AutoTokenizer, name, "tokenizer", revision=revision)
+    tokenizer = _load(AutoTokenizer, name, "tokenizer", setting, revision=revision)
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so that responses could not end; set eos_token in "
@@ -56,7 +56,10 @@ def load_any_causal(name: str, dtype: str, device: str | None) -> Any:
     if dtype not in DTYPES:
         raise OptionError(f"--dtype {dtype} is not known; choose {', '.join(DTYPES)}")
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    place = torch.device(device) if device is not None else found or torch.device("cpu")
+    try:
+        place = torch.device(device) if device is not None else found or torch.device("cpu")
+    except RuntimeError as error:
+        raise OptionError(f"--device {device} is no device: {first_line(error)}") from None
     if dtype == "auto":
         fine = place.type == "cuda" and torch.cuda.is_bf16_supported()
         dtype = "bfloat16" if fine else "float32"
