@@ -86,7 +86,17 @@ def test_mistakes(here: Here, whole_run: Path, prompts: Path, tmp_path: Path, ar
 
 def test_killed_and_gone_on(here: Here, prompts: Path, tmp_path: Path) -> None:
     """Killed without warning in the middle, with a line half written: what was answered stays, the rest follows."""
-    common = ["generate", "-m", f"story={pico.path()}", "--prompts", str(prompts), "--max-new-tokens", "40", "-t", "0.8"]
+    common = [
+        "generate",
+        "-m",
+        f"story={pico.path()}",
+        "--prompts",
+        str(prompts),
+        "--max-new-tokens",
+        "40",
+        "-t",
+        "0.8",
+    ]
     process = start(*common, "--batch-size", "2", "-o", "cut", cwd=tmp_path)
     partial = tmp_path / "cut" / "story-t0.8.jsonl.partial"
     deadline = time.monotonic() + 120

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.evaluation.humaneval_like import write
-from tests.pipeline.command import Here
-from wpr.evaluation.response_file import Response
+from tests.commands.learned import model_that_completes
+from tests.evaluation.humaneval_like import PROBLEMS, write
+from tests.pipeline.command import Here, content
 from wpr.findings import load
-
-ANSWERS = {"Made/0": "    return sum(numbers)\n", "Made/1": "    return 5 * x\n"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of bytes that knows nothing: what it writes is no program."""
-    folder = tmp_path_factory.mktemp("bytes")
-    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 2)}
-    inner = Tokenizer(models.BPE({"<s>": 0, "</s>": 1} | letters, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(letters) + 2, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    """A model that learned a right answer to the first problem and a wrong one to the second."""
+    programs = ["    return sum(numbers)\n", "    return 5 * x\n"]
+    prompts = [problem["prompt"] for problem in PROBLEMS]
+    return model_that_completes(tmp_path_factory.mktemp("coder"), dict(zip(prompts, programs, strict=True)))
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> list[int]:
-    """Let the model's batches say these texts: no model of a test's size writes programs. The rest is as it is."""
-    calls: list[int] = []
-
-    def respond(speaker: Any, batch: Any, drawing: Any) -> list[Response]:
-        calls.append(len(batch))
-        return [Response(one.prompt_id, one.prompt, texts[one.prompt_id], 0.0, 9, True) for one in batch]
-
-    monkeypatch.setattr("wpr.evaluation.generation.respond", respond)
-    return calls
-
-
-def test_from_a_model_to_a_table(here: Here, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_model_to_a_table(here: Here, model: Path, tmp_path: Path) -> None:
     problems = write(tmp_path)
-    calls = answer_with(monkeypatch, ANSWERS)
     command = ["pass-at-1", "-m", f"m={model}", "--problems", str(problems), "-o", str(tmp_path / "out")]
-    command += ["--max-new-tokens", "16", "--seconds", "20"]
+    command += ["--max-new-tokens", "40", "--seconds", "20"]
     here.succeeds(*command)
     finding = load(tmp_path / "out")
     row = dict(zip(finding.columns, finding.rows[0], strict=True))
@@ -60,23 +33,25 @@ def test_from_a_model_to_a_table(here: Here, model: Path, tmp_path: Path, monkey
     assert finding.settings["isolated"] is True
     outcomes = [json.loads(line) for line in (tmp_path / "out/outcomes/m-t0.jsonl").read_text().splitlines()][1:]
     assert [one["kind"] for one in outcomes] == ["passed", "wrong"]
+    files = content(tmp_path / "out")
     here.succeeds(*command)
-    assert calls == [2]
+    assert content(tmp_path / "out") == files
     finished = here(*command, "--seconds", "19")
     assert finished.code == 2
     assert "limits.wall_seconds: 20.0 -> 19.0" in finished.error
     here.succeeds(*command, "--seconds", "19", "--restart")
-    assert calls == [2]
+    assert content(tmp_path / "out")["responses/m-t0.jsonl"] == files["responses/m-t0.jsonl"]
+    assert content(tmp_path / "out")["outcomes/m-t0.jsonl.old"] == files["outcomes/m-t0.jsonl"]
 
 
-def test_a_model_that_knows_nothing(here: Here, model: Path, tmp_path: Path) -> None:
-    """With the model's own responses, greedy."""
+def test_programs_without_an_end(here: Here, model: Path, tmp_path: Path) -> None:
+    """Cut after a few bytes, the programs are none, and the finding says why."""
     out = tmp_path / "out"
-    problems = write(tmp_path)
-    here.succeeds("pass-at-1", "-m", str(model), "--problems", str(problems), "-o", str(out), "--max-new-tokens", "12")
+    command = ["pass-at-1", "-m", f"m={model}", "--problems", str(write(tmp_path)), "-o", str(out)]
+    finished = here.succeeds(*command, "--max-new-tokens", "8", "--style", "complete", "--limit", "1")
     row = dict(zip(load(out).columns, load(out).rows[0], strict=True))
-    assert row["pass_at_1"] == 0
-    assert row["problems"] == sum(int(row[kind] or 0) for kind in ("wrong", "error", "timeout", "syntax")) == 2
+    assert (row["problems"], row["pass_at_1"], row["error"]) == (1, 0, 1)
+    assert "m: 1 of 1 responses were cut at the longest length allowed" in finished.stdout
 
 
 @pytest.mark.parametrize(
