@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wpr import __version__
+from wpr.commands.judge import judge
 
 app = typer.Typer(
     name="wpr",
@@ -269,6 +270,9 @@ def geometry_show(
     from wpr.pipeline.geometry import show_geometry
 
     out.print(show_geometry(model, file, words or []), highlight=False)
+
+
+app.command()(judge)
 
 
 def _execute(
