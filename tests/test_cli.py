@@ -25,6 +25,9 @@ COMMANDS = [
     "doctor",
     "geometry build",
     "geometry show",
+    "generate",
+    "mt-bench",
+    "pass-at-1",
 ]
 
 

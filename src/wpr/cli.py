@@ -17,6 +17,7 @@ from rich.text import Text
 
 from wpr import __version__
 from wpr.commands.generate import generate
+from wpr.commands.judge import judge
 from wpr.commands.mt_bench import mt_bench
 from wpr.commands.pass_at_1 import pass_at_1
 
@@ -275,8 +276,9 @@ def geometry_show(
 
 
 app.command()(generate)
-app.command("pass-at-1")(pass_at_1)
+app.command()(judge)
 app.command("mt-bench")(mt_bench)
+app.command("pass-at-1")(pass_at_1)
 
 
 def _execute(

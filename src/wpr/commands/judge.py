@@ -29,7 +29,8 @@ def judge(
     ] = None,
     reward_model: Annotated[str | None, typer.Option(help="A reward model's folder is the judge.")] = None,
     function: Annotated[
-        str | None, typer.Option(help="package.module:function is the judge: (prompt, response_a, response_b) -> A, B, E.")
+        str | None,
+        typer.Option(help="package.module:function is the judge: (prompt, response_a, response_b) -> A, B, E."),
     ] = None,
     rubric: Annotated[
         str, typer.Option(help="What a server's model is told: summary, helpfulness, or a file of your own.")
@@ -87,6 +88,7 @@ def judge(
     from wpr.evaluation.response_file import read_responses
     from wpr.findings import as_text, save, slug
     from wpr.pipeline.errors import OptionError
+    from wpr.report import draw_figure
     from wpr.transport.progress import progress_bar
 
     if protocol not in ("paper", "all"):
@@ -127,15 +129,15 @@ def judge(
         [*notes, *asked.accounts.notes],
     )  # fmt: skip
     _write_rows(folder / "data.jsonl", judged)
-    save(finding, folder, _draw())
+    save(finding, folder, draw_figure)
     typer.echo(as_text(finding))
     typer.echo(f"\neverything is in {folder}")
     lost = sum(one.answer.status in ("failed", "unasked") for one in judged)
     if lost:
         first = next(one.answer.reason for one in judged if one.answer.status == "failed")
         typer.echo(
-            f"Incomplete: {lost} of {len(judged)} comparisons have no answer ({first}). The same command asks for these "
-            "only.",
+            f"Incomplete: {lost} of {len(judged)} comparisons have no answer ({first}). The same command asks for "
+            "these only.",
             err=True,
         )
         raise typer.Exit(INCOMPLETE)
@@ -222,8 +224,8 @@ def _agreed(
         return not dry_run
     expected = estimate(missing, judge.answer_tokens, price_in, price_out)
     typer.echo(
-        f"{total} comparisons by {judge.name}; to be sent: {expected}. Tokens are estimated (4 characters each); answers "
-        "that have to be repaired take a second request.",
+        f"{total} comparisons by {judge.name}; to be sent: {expected}. Tokens are estimated (4 characters each); "
+        "answers that have to be repaired take a second request.",
         err=True,
     )
     if dry_run:
@@ -252,16 +254,10 @@ def _agreement(judged: Sequence[Judged], other: dict[str, str]) -> Agreement:
     from wpr.evaluation.judging.pairwise import by_pair
     from wpr.evaluation.judging.statistics import agreement
 
-    return agreement(dict(by_pair([one.as_dict() for one in judged])), dict(other))
+    return agreement(by_pair([one.as_dict() for one in judged]), other)
 
 
 def _write_rows(path: Path, judged: Sequence[Judged]) -> None:
     from wpr.pipeline.folder import write_atomically
 
     write_atomically(path, "".join(json.dumps(one.as_dict()) + "\n" for one in judged))
-
-
-def _draw() -> Any:
-    from wpr import report
-
-    return getattr(report, "draw_figure", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class FunctionJudge:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.function = function
         self.name = name.rsplit(":", 1)[-1]
-        self.identity = {"function": name, "source": _source(function)}
+        self.identity: Mapping[str, Any] = {"function": name, "source": _source(function)}
 
     def replies(self, questions: Sequence[Question]) -> list[Reply]:
         """See `LocalJudge.replies`."""
@@ -58,7 +58,7 @@ class RewardModelJudge:
         self._scores: dict[tuple[str, str], float] = {}
         self.batch_size = batch_size
         self.name = Path(folder).name if Path(folder).name != "model" else Path(folder).resolve().parent.name
-        self.identity = {"reward_model": _weights(folder, self._model.model)}
+        self.identity: Mapping[str, Any] = {"reward_model": _weights(folder, self._model.model)}
 
     def replies(self, questions: Sequence[Question]) -> list[Reply]:
         """See `LocalJudge.replies`."""

@@ -79,12 +79,11 @@ _WHY = {
 
 
 def _verdict(ours: str, theirs: str, found: WinRate, prompts: int) -> str:
-    sure = "wins" if found.low > 0.5 else "loses" if found.high < 0.5 else "cannot be told apart from it"
-    verb = f"{ours} {sure}" if sure != "cannot be told apart from it" else f"{ours} {sure}"
+    verb = "wins" if found.low > 0.5 else "loses" if found.high < 0.5 else "cannot be told apart from the other"
     return (
         f"{ours} against {theirs}: win rate {found.rate:.3f}, 95% interval {found.low:.3f} to {found.high:.3f} over "
         f"{prompts} prompts ({found.wins} wins, {found.ties} ties, {found.losses} losses; a tie counts half). By this "
-        f"judge, {verb}."
+        f"judge, {ours} {verb}."
     )
 
 
@@ -143,9 +142,9 @@ def _bias_text(bias: Places) -> list[str]:
     texts = []
     if decided and bias.p_value < SURE and share >= 0.5 + NOTABLE:
         texts.append(
-            f"Warning: the judge prefers place {place}. It chose the response there in {share:.0%} of {decided} decided "
-            "comparisons, whichever model had written it. The win rate is pulled towards one half; do not trust this "
-            "judge without --both-orders, or at all if the share is near 100%."
+            f"Warning: the judge prefers place {place}. It chose the response there in {share:.0%} of {decided} "
+            "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not trust "
+            "this judge without --both-orders, or at all if the share is near 100%."
         )
     swayed = bias.first_twice + bias.second_twice
     if bias.pairs and swayed > bias.pairs / 2:
@@ -160,8 +159,8 @@ def _draws_text(protocol: Protocol, found: WinRate, error: float, draws: int) ->
     if protocol.prompts is None or draws < 2 or not found.standard_error > 0:
         return []
     return [
-        f"The standard error over the {draws} draws is {error:.3f}. It says how much draws from these prompts differ, and "
-        f"leaves out that other prompts could have been there: over prompts the standard error is "
+        f"The standard error over the {draws} draws is {error:.3f}. It says how much draws from these prompts "
+        f"differ, and leaves out that other prompts could have been there: over prompts the standard error is "
         f"{found.standard_error:.3f}, which the interval above uses."
     ]
 
@@ -170,13 +169,14 @@ def _missing_text(counted: Mapping[str, int], total: int) -> list[str]:
     texts = []
     if counted["unreadable"] > UNREAD_SHARE * total:
         texts.append(
-            f"Warning: {counted['unreadable']} of {total} answers could not be read, even when asked again. They are not "
-            "in the rates; the row 'whatever the missing say' has what they could change."
+            f"Warning: {counted['unreadable']} of {total} answers could not be read, even when asked again. They are "
+            "not in the rates; the row 'whatever the missing say' has what they could change."
         )
     lost = counted["failed"] + counted["unasked"]
     if lost:
         texts.append(
-            f"Incomplete: {lost} of {total} comparisons have no answer. Run the same command again; it asks for these only."
+            f"Incomplete: {lost} of {total} comparisons have no answer. Run the same command again: it asks for "
+            "these only."
         )
     return texts
 
@@ -200,7 +200,7 @@ def _figures(ours: str, theirs: str, found: WinRate, rates: Sequence[float], bia
             Figure(
                 "bars", "Position bias", "place of the chosen response", "comparisons",
                 [Series("chosen", ["A", "B"], counts)], marks=[Mark(sum(counts) / 2, "no bias")], name="position-bias",
-                note="Either model stands in either place half of the time, so that without a bias both are chosen alike.",
+                note="Either model stands in either place half of the time: without a bias both are chosen alike.",
             )
         )  # fmt: skip
     return figures

@@ -68,9 +68,7 @@ def load_rubric(name: str) -> Rubric:
     if not path.is_file():
         near = difflib.get_close_matches(name, shipped_rubrics(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise JudgingSettingsError(
-            f"rubric {name!r} is neither a file nor one of {', '.join(shipped_rubrics())}{hint}"
-        )
+        raise JudgingSettingsError(f"rubric {name!r} is neither a file nor one of {', '.join(shipped_rubrics())}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ each attempt is counted once. Bodies are read up to a limit, and what a server s
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -30,6 +31,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "no-key"
 """Sent to a server where there is no key: the protocol wants one, servers on one's own machine check none."""
 SETTINGS: Mapping[str, Any] = {"temperature": 0, "max_tokens": 512}
+RESERVED = ("model", "messages", "stream", "n", "key", "api_key", "authorization")
 LARGEST_BODY = 2_000_000
 """Bytes of an answer; one of 512 tokens has a few thousand."""
 
@@ -37,6 +39,8 @@ PASSING = (408, 409, 425, 429)
 """And all from 500 on: worth another attempt. Others below 500 are not."""
 ONE_QUESTION = (400, 413, 422)
 """Refused because of what this request holds, for instance a text longer than the model's context."""
+
+_TRANSPORT = logging.getLogger("httpcore2")
 
 
 class ServerJudge:
@@ -63,15 +67,18 @@ class ServerJudge:
                 "are taken from the environment only), or name another server or variable"
             )
         self.settings = {name: value for name, value in {**SETTINGS, **(settings or {})}.items() if value is not None}
-        for name in ("model", "messages", "stream", "n"):
-            if name in self.settings:
-                raise JudgingSettingsError(f"the setting {name!r} of requests is not free; leave it out")
+        for name in self.settings:
+            if name.lower().replace("-", "_") in RESERVED:
+                raise JudgingSettingsError(
+                    f"the setting {name!r} of requests is not free; leave it out (keys come from the environment only)"
+                )
         self.largest_body = largest_body
         self.name = model.rstrip("/").rsplit("/", 1)[-1]
-        self.identity = {"server": self.base_url, "model": model, "settings": self.settings}
+        self.identity: Mapping[str, Any] = {"server": self.base_url, "model": model, "settings": self.settings}
         limits = [self.settings.get(name) for name in ("max_tokens", "max_completion_tokens")]
         self.answer_tokens = max([limit for limit in limits if isinstance(limit, int)], default=4096)
         self._client: openai.AsyncOpenAI | None = None
+        self._level = logging.NOTSET
 
     @property
     def warning(self) -> str | None:
@@ -82,11 +89,15 @@ class ServerJudge:
 
     async def __aenter__(self) -> Self:
         self._client = _client(self.base_url, self.secret, self.largest_body)
+        # At its lowest level the transport logs the headers of answers, where a server may have put the key.
+        self._level = _TRANSPORT.level
+        _TRANSPORT.setLevel(max(self._level, logging.INFO))
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
             await self._client.close()
+            _TRANSPORT.setLevel(self._level)
             self._client = None
 
     async def reply(self, messages: Sequence[Message]) -> Reply:

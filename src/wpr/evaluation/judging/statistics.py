@@ -1,8 +1,8 @@
 """What comparisons say: rates over draws, bootstrap intervals, position bias, agreement of two judges.
 
-The interval of a rate is that of `wpr.evaluation.win_rate` with prompts as groups: a prompt that comes in three draws, or
-in both orders, is one piece of evidence. The standard error over draws, which the paper reports, is kept beside it: it
-knows how much draws from *these* prompts differ, not how much other prompts would, and tends to 0 where draws overlap.
+The interval of a rate is that of `wpr.evaluation.win_rate` with prompts as groups: a prompt that comes in three draws,
+or in both orders, is one piece of evidence. The standard error over draws, which the paper reports, is kept beside it:
+it knows how much draws from *these* prompts differ, not how much other prompts would, and is 0 where each draw has all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from wpr.evaluation.win_rate import sign_test
 
 RESAMPLES = 4000
+AT_ONCE = 200
+"""Resamples in memory at once."""
 
 
 def over_draws(outcomes: Sequence[float], draws: Sequence[int]) -> tuple[list[float], float]:
@@ -51,9 +53,11 @@ def bootstrap(
     sums = np.array([sum(part) for part in members.values()])
     sizes = np.array([len(part) for part in members.values()], dtype=float)
     generator = np.random.default_rng(seed)
-    times = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=resamples)
-    rates = times @ sums / (times @ sizes)
-    low, high = np.quantile(rates, [(1 - confidence) / 2, (1 + confidence) / 2])
+    rates = []
+    for start in range(0, resamples, AT_ONCE):
+        drawn = generator.integers(len(sums), size=(min(AT_ONCE, resamples - start), len(sums)))
+        rates.append(sums[drawn].sum(1) / sizes[drawn].sum(1))
+    low, high = np.quantile(np.concatenate(rates), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
@@ -61,8 +65,8 @@ def bootstrap(
 class Places:
     """How often the response in place A was chosen, and that in place B; ties are left out.
 
-    pairs: comparisons that were asked both ways round and decided both times. first_twice, second_twice: of these, where
-    the same place won both times, so that the answer hung on the place.
+    pairs: comparisons that were asked both ways round and decided both times. first_twice, second_twice: of these,
+    where the same place won both times, so that the answer hung on the place.
     """
 
     first: int
@@ -73,7 +77,7 @@ class Places:
 
     @property
     def share(self) -> float:
-        """Of place A among decided comparisons: 0.5 without a bias, since either model stands there half of the time."""
+        """Of place A among decided comparisons; 0.5 without a bias: either model stands there half of the time."""
         decided = self.first + self.second
         return self.first / decided if decided else math.nan
 
@@ -114,7 +118,7 @@ class Agreement:
     kappa: float
 
 
-def agreement(one: Mapping[Hashable, str], other: Mapping[Hashable, str]) -> Agreement:
+def agreement(one: Mapping[str, str], other: Mapping[str, str]) -> Agreement:
     """Of the comparisons that both judged, by their names: equal verdicts, and how far beyond chance.
 
     kappa = (agreed - expected) / (1 - expected), with expected the agreement of two judges that give the same verdicts
@@ -126,8 +130,11 @@ def agreement(one: Mapping[Hashable, str], other: Mapping[Hashable, str]) -> Agr
     count = len(both)
     agreed = sum(one[name] == other[name] for name in both) / count
     verdicts = {one[name] for name in both} | {other[name] for name in both}
-    expected = sum(
-        sum(one[name] == verdict for name in both) * sum(other[name] == verdict for name in both)
-        for verdict in verdicts
-    ) / count**2
+    expected = (
+        sum(
+            sum(one[name] == verdict for name in both) * sum(other[name] == verdict for name in both)
+            for verdict in verdicts
+        )
+        / count**2
+    )
     return Agreement(count, agreed, math.nan if expected == 1 else (agreed - expected) / (1 - expected))
