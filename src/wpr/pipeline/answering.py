@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wpr.data import DataSettings, Encoder, ppo_rows
+from wpr.data import DataError, DataSettings, Encoder, Row, SplitSettings, load_corpus, ppo_rows, split_corpus
 from wpr.evaluation.code_tasks import CodeTask, apps_row_task
 from wpr.evaluation.fingerprints import weights_fingerprint
 from wpr.evaluation.generation import Asked, Speaker
 from wpr.evaluation.prompts import prompt_id
 from wpr.pipeline.errors import OptionError, RunFolderError
+from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.models import load_any_causal, load_tokenizer
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.recipe_file import load_recipe
-from wpr.pipeline.run import Run
 
 REFERENCE = "sft"
 """What files call the model that policies start from."""
@@ -24,35 +22,53 @@ REFERENCE = "sft"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
 """The recipe's words and torch's."""
 
+ID_COLUMN = "prompt_id of wpr"
+"""Carries a prompt's name through the making of PPO's rows; no dataset has a column of this name."""
+
 
 class RunModels:
-    """A run's models that are finished, and its held-out prompts.
+    """A run's models that are finished, and its held-out prompts, as the manifest tells them: TRL is not needed.
 
     models: names to folders, ``sft`` first; where the recipe has no such stage, it is the model that it starts from.
     unfinished: policies that the run has begun and not ended.
+    settings: how the run reads and encodes its data.
     """
 
     def __init__(self, folder: Path) -> None:
+        if not (folder / "manifest.json").is_file():
+            raise RunFolderError(
+                f"{folder} is no run's folder: it has no manifest.json; name the folder that `wpr run` wrote, or give "
+                "models with --model"
+            )
         self.folder = folder
-        self.recipe = recipe_of(folder)
-        self._run = Run(self.recipe, say=lambda text: None)
-        self._real = self._run.real(self.recipe)
-        records = self._run.folder.manifest["stages"]
-        done = {name for name, record in records.items() if record["status"] == "done"}
-        start = self._real.model.name
-        if self.recipe.sft is not None:
+        manifest = RunFolder(folder, writes=False).manifest
+        self.recipe: Mapping[str, Any] = manifest.get("recipe") or {}
+        if not self.recipe:
+            raise RunFolderError(f"{folder / 'manifest.json'} has no recipe; let `wpr run` go on with the run first")
+        self.settings = DataSettings(**self._made(self.recipe["data"]))
+        done = {name for name, record in manifest["stages"].items() if record["status"] == "done"}
+        start = str(self._made(self.recipe["model"]["name"]))
+        if self.recipe.get("sft") is not None:
             if "sft" not in done:
                 raise RunFolderError(f"{folder} has no finished SFT model yet; finish it with `wpr run` first")
             start = str(folder / "sft" / "model")
         self.models = {REFERENCE: start}
         self.unfinished: list[str] = []
-        for name in records:
+        for name in manifest["stages"]:
             if name.startswith("ppo/"):
                 policy = name.removeprefix("ppo/")
                 if name in done and (folder / name / "model").is_dir():
                     self.models[policy] = str(folder / name / "model")
                 else:
                     self.unfinished.append(policy)
+
+    def _made(self, value: Any) -> Any:
+        """Settings with ``{prepare}`` replaced by the folder that it stands for."""
+        if isinstance(value, str):
+            return value.replace("{prepare}", str(self.folder / "prepare"))
+        if isinstance(value, Mapping):
+            return {key: self._made(part) for key, part in value.items()}
+        return [self._made(part) for part in value] if isinstance(value, list) else value
 
     def choose(self, names: Sequence[str]) -> dict[str, str]:
         """The named models with the one they start from; all where none is named."""
@@ -68,39 +84,44 @@ class RunModels:
         return [f"policy {name} is not finished, and left out" for name in self.unfinished]
 
     @property
-    def settings(self) -> DataSettings:
-        """How the run reads and encodes its data."""
-        return self._real.data
-
-    @property
     def max_new_tokens(self) -> int:
         """The longest response that policies were trained to give."""
-        return int(self.recipe.ppo.get("max_new_tokens", self.settings.max_completion_tokens))
+        return int(self.recipe["ppo"].get("max_new_tokens", self.settings.max_completion_tokens))
 
     @property
     def dtype(self) -> str:
         """What the run multiplies matrices in, in torch's words."""
-        return PRECISIONS[self.recipe.model.precision]
+        return PRECISIONS[self.recipe["model"].get("precision", "auto")]
 
-    def rows(self, tokenizer: Any, limit: int | None = None) -> list[dict[str, Any]]:
-        """The first held-out prompts as PPO's rows (``input_ids``, ``prompt``, other columns) with a ``prompt_id``."""
-        held_out = self._run.data.split.held_out
-        if not held_out:
+    def held_out(self) -> list[Row]:
+        """The rows that no stage was trained on, read and dealt as the run did."""
+        seed = int(self.recipe["seed"])
+        try:
+            corpus = load_corpus(self.settings, seed)
+        except DataError as error:
+            raise DataError(
+                f"the run's data cannot be read again: {error}. Run the command where the run was made, or take the "
+                f"prompts that it measured policies on: --prompts {self.folder}/ppo/POLICY/responses.jsonl -o FOLDER"
+            ) from None
+        rows = split_corpus(corpus, SplitSettings(**self.recipe["split"]), seed).held_out
+        if not rows:
             raise RunFolderError(
-                f"{self.folder} held no prompts out (split.held_out is 0 and there is no validation data); give "
-                "prompts with --prompts FILE and models with --model"
+                f"{self.folder} held no prompts out (split.held_out is 0 and there is no validation data); name a file "
+                "with --prompts, and a folder with -o"
             )
-        named = [
-            dataclasses.replace(row, columns={**row.columns, "prompt_id of wpr": prompt_id(row)}) for row in held_out
-        ]
-        made, _ = ppo_rows(named, Encoder(tokenizer, self.settings))
-        for row in made:
-            row["prompt_id"] = row.pop("prompt_id of wpr")
-        return made[:limit]
+        return rows
 
     def asked(self, tokenizer: Any, limit: int | None = None) -> list[Asked]:
-        """The same, to be answered."""
-        return [Asked(row["prompt_id"], row["prompt"], row["input_ids"]) for row in self.rows(tokenizer, limit)]
+        """The first held-out prompts, as PPO was given them: without repetitions, and without those that are too long
+        for it.
+        """
+        if limit is not None and limit < 1:
+            raise OptionError(f"--limit {limit} leaves nothing; it must be 1 or more")
+        named = [
+            dataclasses.replace(row, columns={**row.columns, ID_COLUMN: prompt_id(row)}) for row in self.held_out()
+        ]
+        made, _ = ppo_rows(named, Encoder(tokenizer, self.settings))
+        return [Asked(row[ID_COLUMN], row["prompt"], row["input_ids"]) for row in made[:limit]]
 
     def code_tasks(self, limit: int | None = None) -> list[CodeTask]:
         """The held-out programming problems, for a run on data of APPS's format."""
@@ -109,21 +130,8 @@ class RunModels:
                 f"{self.folder} was trained on data.format {self.settings.format}, which has no tests to run; name a "
                 "file of problems with --problems, or humaneval"
             )
-        rows = self._run.data.split.held_out
-        tasks = {prompt_id(row): apps_row_task(row, prompt_id(row)) for row in rows}
+        tasks = {prompt_id(row): apps_row_task(row, prompt_id(row)) for row in self.held_out()}
         return list(tasks.values())[:limit]
-
-
-def recipe_of(folder: Path) -> Recipe:
-    """The recipe that a run was made by, its folder where it lies now."""
-    if not (folder / "manifest.json").is_file() or not (folder / "recipe.yaml").is_file():
-        raise RunFolderError(
-            f"{folder} is no run's folder: it has no manifest.json and recipe.yaml; name the folder that `wpr run` "
-            "wrote, or give models with --model"
-        )
-    recipe = load_recipe(str(folder / "recipe.yaml"))
-    recipe.output = str(folder).replace("{", "{{").replace("}", "}}")
-    return recipe
 
 
 def load_speaker(

@@ -220,12 +220,12 @@ class Run:
     def data(self) -> RecipeData:
         """Rows of all stages, read when the first stage asks."""
         if self._data is None:
-            self._data = RecipeData(self.real(self.recipe))
+            self._data = RecipeData(self._real(self.recipe))
             if self._facts_are_written:
                 self.folder.write(data=self._data.report())
         return self._data
 
-    def real(self, recipe: Recipe) -> Recipe:
+    def _real(self, recipe: Recipe) -> Recipe:
         """The recipe with ``{prepare}`` replaced by the folder that it stands for."""
         made = str(self.folder.stage("prepare"))
 
@@ -266,7 +266,7 @@ class Run:
         record.started = record.started or now()
         begun, before = time.monotonic(), record.seconds
         data = None if stage.name == "prepare" else self.data
-        run = Stage(stage.name, self.real(stage.recipe), self.folder, data)
+        run = Stage(stage.name, self._real(stage.recipe), self.folder, data)
         self._write_facts()
         self.folder.write(stage.name, record)
         forget_peak_memory()
