@@ -117,8 +117,25 @@ def test_killed_and_gone_on(here: Here, prompts: Path, tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_help(here: Here) -> None:
-    for command in ("generate", "pass-at-1", "mt-bench"):
-        finished = here.succeeds(command, "--help")
-        assert f"Usage: wpr {command}" in finished.stdout
-        assert finished.stdout.count(f"wpr {command}") >= 3
+def test_a_run_whose_data_is_gone(here: Here, own_run: Path, tmp_path: Path) -> None:
+    """It is told what else can be answered, and that works."""
+    (own_run / "prepare" / "dialogues.jsonl.gz").unlink()
+    finished = here("generate", str(own_run))
+    assert finished.code == 2
+    kept = own_run / "ppo" / "rkl" / "responses.jsonl"
+    assert "--prompts" in finished.error
+    here.succeeds("generate", str(own_run), "--prompts", str(kept), "-o", str(tmp_path / "out"), "-p", "rkl")
+    measured = [json.loads(line)["prompt"] for line in kept.read_text().splitlines()]
+    assert [row.prompt for row in read_responses(tmp_path / "out" / "sft-t0.5.jsonl").rows] == list(
+        dict.fromkeys(measured)
+    )
+
+
+def test_an_unfinished_policy_is_left_out(here: Here, own_run: Path) -> None:
+    manifest = json.loads((own_run / "manifest.json").read_text())
+    manifest["stages"]["ppo/rkl"]["status"] = "interrupted"
+    (own_run / "manifest.json").write_text(json.dumps(manifest))
+    finished = here.succeeds("generate", str(own_run), "--limit", "2")
+    assert "policy rkl is not finished, and left out" in finished.stderr
+    assert [path.name for path in (own_run / "generations").iterdir()] == ["sft-t0.5.jsonl"]
+    assert "policy rkl of" in here("generate", str(own_run), "--policy", "rkl").error

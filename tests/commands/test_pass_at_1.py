@@ -10,6 +10,7 @@ import pytest
 from tests.commands.learned import model_that_completes
 from tests.evaluation.humaneval_like import PROBLEMS, write
 from tests.pipeline.command import Here, content
+from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
 
 
@@ -72,3 +73,33 @@ def test_mistakes(here: Here, whole_run: Path, model: Path, tmp_path: Path, argu
     assert finished.code in (1, 2)
     assert told in finished.error
     assert not (tmp_path / "z").exists()
+
+
+def test_of_a_run_on_problems(here: Here, model: Path, tmp_path: Path) -> None:
+    """The held-out problems of a run whose data is in APPS's format, asked as PPO would ask."""
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = [
+        {
+            "question": f"Print {i}.",
+            "input_output": {"inputs": [""], "outputs": [str(i)]},
+            "difficulty": "interview" if i % 2 else "introductory",
+        }
+        for i in range(12)
+    ]
+    (tmp_path / "apps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "data": {"format": "apps", "source": str(tmp_path / "apps.jsonl")},
+        "split": {"sft": 0, "reward": 0, "ppo": 1, "held_out": 0.5},
+        "model": {"name": str(model)},
+        "sft": None,
+        "ppo": {},
+        "seed": 0,
+    }
+    (run / "manifest.json").write_text(json.dumps({"format": 1, "stages": {}, "recipe": recipe}))
+    here.succeeds("pass-at-1", str(run), "--max-new-tokens", "8")
+    finding = load(run / "evaluations" / "pass-at-1-held-out")
+    assert [row[1] for row in finding.rows][-1] == "all"
+    assert 1 <= int(finding.rows[-1][2] or 0) < 12
+    asked = read_responses(run / "evaluations/pass-at-1-held-out/responses/sft-t0.jsonl").rows
+    assert all("QUESTION:\nPrint" in str(row.prompt) for row in asked)

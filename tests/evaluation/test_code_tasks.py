@@ -86,7 +86,11 @@ def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
 def test_apps(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"question": "Add.", "input_output": {"inputs": ["1 2\n"], "outputs": ["3\n"]}, "difficulty": "interview"},
-        {"question": "Twice.", "input_output": '{"inputs": [[2]], "outputs": [4], "fn_name": "twice"}', "problem_id": 9},
+        {
+            "question": "Twice.",
+            "input_output": '{"inputs": [[2]], "outputs": [4], "fn_name": "twice"}',
+            "problem_id": 9,
+        },
     ]
     path = tmp_path / "apps.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

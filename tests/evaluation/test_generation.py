@@ -58,7 +58,9 @@ def test_greedy_is_transformers_greedy(speaker: Speaker) -> None:
     for one in given:
         ids = torch.tensor([one.input_ids])
         best = speaker.model.generate(ids, do_sample=False, max_new_tokens=12, attention_mask=torch.ones_like(ids))
-        assert found[one.prompt_id].strip() == speaker.tokenizer.decode(best[0, ids.shape[1] :], skip_special_tokens=True)
+        assert found[one.prompt_id].strip() == speaker.tokenizer.decode(
+            best[0, ids.shape[1] :], skip_special_tokens=True
+        )
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.5, 0, 1.0), (1.0, 5, 1.0), (1.5, 0, 0.6)])
@@ -104,7 +106,7 @@ def test_each_prompt_may_have_its_own_temperature(speaker: Speaker) -> None:
     assert len({rows[f"p{i}"].response for i in range(0, 20, 2)}) > 5
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -119,9 +121,9 @@ def test_an_interruption_loses_one_batch_at_most(speaker: Speaker, tmp_path: Pat
     def stop(count: int) -> None:
         done.append(count)
         if sum(done) >= 8:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         generate_file(path, speaker, given, drawing, header, 4, "", stop)
     assert not path.exists()
     again: list[int] = []
@@ -153,8 +155,8 @@ def test_other_settings_are_refused_and_old_files_kept(speaker: Speaker, tmp_pat
 
 def test_what_cannot_be_answered_is_refused(speaker: Speaker, tmp_path: Path) -> None:
     drawing = Drawing(max_new_tokens=64)
+    long = [Asked("a", "", [5]), Asked("long", "", [5] * 70)]
     with pytest.raises(DataError, match=r"prompt long has 70 tokens.*the 128 positions of tiny"):
-        long = [Asked("a", "", [5]), Asked("long", "", [5] * 70)]
         generate_file(tmp_path / "x", speaker, long, drawing, {}, 1, "")
     with pytest.raises(DataError, match="no prompts"):
         generate_file(tmp_path / "x", speaker, [], drawing, {}, 1, "")

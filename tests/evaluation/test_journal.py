@@ -67,7 +67,10 @@ def test_another_header_is_refused_with_the_difference(tmp_path: Path) -> None:
     with journal(tmp_path) as first:  # nothing was made with the other seed
         first.append([{"n": 1}])
     changed = {"sampling": {"temperature": 0.7, "top_k": 0}, "seed": 0, "model": "b"}
-    with pytest.raises(DataError, match=r"sampling\.temperature: 0\.5 -> 0\.7\); remove it"), journal(tmp_path, changed):
+    with (
+        pytest.raises(DataError, match=r"sampling\.temperature: 0\.5 -> 0\.7\); remove it"),
+        journal(tmp_path, changed),
+    ):
         pass
     with journal(tmp_path, HEADER | {"model": "elsewhere"}):  # the same weights, at another place
         pass

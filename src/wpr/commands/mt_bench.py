@@ -238,7 +238,7 @@ def _grade(
     cache = folder / "judge-answers.jsonl"
     asked = [one for model, files in answers.items() for one in to_be_graded(model, questions, files, here)]
     unknown = pending(judge, asked, cache)
-    takes = estimate(unknown, getattr(judge, "answer_tokens", 0), *price)
+    takes = f"{len(unknown)} of them new" if here else estimate(unknown, judge.answer_tokens, *price)  # type: ignore[union-attr]
     typer.echo(f"{judge.name} is to grade {len(asked)} answers: {takes}", err=True)
     if dry_run:
         return

@@ -15,9 +15,9 @@ def summarise(files: Sequence[ResponseFile]) -> Finding:
     rows = [_row(file) for file in files]
     cut = [f"{row[0]} ({1 - row[5]:.0%})" for row in rows if isinstance(row[5], float) and row[5] < 0.9]
     text = [
-        f"{len(files)} files of responses. tokens: mean length, with the end token; stopped: share that the model "
-        "ended itself; empty: responses without a word; distinct: different n-grams over all n-grams, to be compared "
-        "between files on the same prompts."
+        f"Files: {len(files)}. tokens: mean length, with the end token; stopped: share that the model ended itself; "
+        "empty: responses without a word; distinct: different n-grams over all n-grams, to be compared between files "
+        "on the same prompts."
     ]
     if cut:
         text.append(
