@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wpr import __version__
+from wpr.commands.analyze import app as analyze_app
 from wpr.commands.generate import generate
 from wpr.commands.judge import judge
 from wpr.commands.mt_bench import mt_bench
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 geometry_app = typer.Typer(no_args_is_help=True, help="Token geometries: distances between a model's tokens.")
 app.add_typer(geometry_app, name="geometry")
+app.add_typer(analyze_app, name="analyze")
 # A file has no width: tables are written whole to it.
 out = Console(soft_wrap=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)

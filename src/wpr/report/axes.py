@@ -58,7 +58,7 @@ class Axis:
         if self.names:
             return [(float(index), name) for index, name in enumerate(self.names)]
         if not self.log:
-            return [(value, number(value)) for value in ticks(self.low, self.high)]
+            return [(value, number(value)) for value in ticks(self.low, self.high, 5)]
         powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
         if len(powers) < 2:  # less than a decade or so: round numbers within it
             return [(value, number(value)) for value in ticks(self.low, self.high) if value > 0]

@@ -1,0 +1,257 @@
+"""Can a setting see meaning at all? lam * cost over a model's vocabulary, and the verdict.
+
+Notation for shapes: ``N`` positions of the model's continuations, ``V`` vocabulary, ``n`` pairs of tokens.
+
+A Wasserstein penalty knows two tokens as near only if its solver can move mass between them, that is if the kernel
+exp(-lam C) is not lost beside what else the solver does with that mass. How far it reaches, in units of lam * C:
+
+    balanced     min( -log floor, 4 T )      below the floor the kernel vanishes in the sum; T iterations act on an
+                                             isolated token like unbalanced marginals of rho = 2 T / lam
+    unbalanced   2 lam rho                   beyond it, destroying and creating mass is cheaper than moving it
+
+Three kinds of pairs are counted: each live token and its nearest neighbour, random pairs of live tokens, and *probable
+moves*: pairs of the ten likeliest candidates at positions of the model's own continuations, weighted by the product of
+their probabilities.
+
+The verdict has two grounds: the share of probable moves within reach, and the semantic contrast (`semantic_contrast`),
+the ratio between the penalty of moving mass to the nearest neighbour and to an unrelated token of the same probability,
+through the whole regularizer, at positions where the model is sure of a token:
+
+    sees meaning     contrast < 0.9
+    blind            contrast >= 0.98, as under KL, and less than 10% of probable moves within reach
+    partly blind     what lies between
+
+Where the model is sure of no token in its continuations, the contrast cannot be measured, and the setting is called
+blind if less than 1% of probable moves are within reach; otherwise nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.analysis.semantic_contrast import SURE, contrast, gaps, make_trial
+from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.regularizers import Wasserstein
+from wpr.transport.geometry import TokenGeometry
+from wpr.transport.precision import full_precision
+from wpr.transport.support import working_dtype
+
+SEES, BLIND = 0.9, 0.98
+"""Contrasts below and from which the verdict is clear."""
+
+FEW, NEXT_TO_NONE = 0.1, 0.01
+"""Shares of probable moves."""
+
+RANDOM_PAIRS, CANDIDATES, BINS = 20_000, 10, 40
+
+COLUMNS = [
+    "setting", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
+    "tokens with a neighbour within reach", "by use", "probable moves within reach",
+    "contrast", "low", "high", "verdict",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a setting can tell apart.
+
+    neighbours, random: ``(n,)`` values of lam * cost. use: ``(n,)`` how often the model emits the token whose nearest
+    neighbour it is. moves, weights: ``(n,)`` values of probable moves, and how probable each is.
+    reach: of lam * cost, beyond which nothing is moved.
+    contrast: with its interval; None where it could not be measured.
+    """
+
+    neighbours: Tensor
+    use: Tensor
+    random: Tensor
+    moves: Tensor
+    weights: Tensor
+    reach: float
+    contrast: tuple[float, float, float] | None
+
+    @property
+    def near_share(self) -> float:
+        """Tokens whose nearest neighbour lies within reach."""
+        return float((self.neighbours < self.reach).double().mean())
+
+    @property
+    def used_share(self) -> float:
+        """The same, each token counting as often as the model emits it."""
+        return _share(self.neighbours < self.reach, self.use)
+
+    @property
+    def move_share(self) -> float:
+        """Probable moves within reach, by weight; NaN where there are none."""
+        return _share(self.moves < self.reach, self.weights)
+
+    @property
+    def verdict(self) -> str:
+        """``blind``, ``partly blind``, ``sees meaning`` or ``not measured``, by the module's rule."""
+        if self.contrast is None or math.isnan(self.contrast[0]):
+            return "blind" if self.move_share < NEXT_TO_NONE else "not measured"
+        if self.contrast[0] < SEES:
+            return "sees meaning"
+        return "blind" if self.contrast[0] >= BLIND and self.move_share < FEW else "partly blind"
+
+
+def reach_of(wasserstein: Wasserstein) -> float:
+    """The largest lam * cost over which the setting moves mass, by the module's rule."""
+    s = wasserstein.settings
+    if s.marginals == "unbalanced":
+        return 2 * s.lam * s.rho
+    return min(4.0 * s.iterations, -math.log(s.floor) if s.floor > 0 else math.inf)
+
+
+@torch.no_grad()
+def look(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed: int = 0) -> Sight:
+    """What a regularizer sees on its geometry, at ``reference`` ``(N, V)`` log-probabilities of the model's
+    continuations.
+    """
+    geometry, s = wasserstein.geometry, wasserstein.settings
+    unit = s.lam / (geometry.scale if s.scaled else 1.0)
+    alive = geometry.alive.nonzero().squeeze(-1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(alive), (2, RANDOM_PAIRS), generator=generator).to(alive.device)
+    first, second = (alive[row] for row in drawn[:, drawn[0] != drawn[1]])
+    log_p, ids = reference.topk(min(CANDIDATES, geometry.vocabulary), dim=-1)
+    i, j = torch.triu_indices(ids.shape[1], ids.shape[1], 1, device=ids.device)
+    moves = pair_costs(geometry, ids[:, i].flatten(), ids[:, j].flatten())
+    weights = (log_p[:, i] + log_p[:, j]).exp().flatten()
+    sure = (reference.amax(-1).exp() > SURE) & geometry.alive[reference.argmax(-1)]
+    measured = None
+    if sure.any():
+        measured = contrast(*gaps(wasserstein, make_trial(reference, geometry, positions, seed)), seed=seed)
+    return Sight(
+        (geometry.nearest[geometry.alive] * unit).cpu(),
+        reference.exp().mean(0)[geometry.alive].double().cpu(),
+        (pair_costs(geometry, first, second) * unit).cpu(),
+        (moves * unit).cpu(),
+        weights.double().cpu(),
+        reach_of(wasserstein),
+        measured,
+    )
+
+
+def pair_costs(geometry: TokenGeometry, first: Tensor, second: Tensor) -> Tensor:
+    """Costs of pairs of tokens ``(n,)`` and ``(n,)`` in the embedding's own units, whether or not they are among each
+    other's nearest: ``(n,)``.
+    """
+    rows = geometry.embeddings
+    found = []
+    with full_precision(rows.device):
+        for one, other in zip(first.split(4096), second.split(4096), strict=True):
+            x, y = (rows[ids].to(working_dtype(rows)).unsqueeze(-2) for ids in (one, other))
+            found.append(geometry.metric.pairwise(x, y).flatten())
+    return torch.cat(found)
+
+
+def geometry_finding(
+    sights: Mapping[str, tuple[Wasserstein, Sight]], model: str, settings: Mapping[str, Any] | None = None
+) -> Finding:
+    """The finding on settings by name."""
+    rows: list[list[Cell]] = []
+    text: list[str] = []
+    for name, (wasserstein, sight) in sights.items():
+        near = _quantiles(sight.neighbours, (0.05, 0.5, 0.95))
+        value, low, high = sight.contrast or (None, None, None)
+        rows.append(
+            [
+                name, wasserstein.geometry.metric.name, wasserstein.settings.lam, sight.reach, *near,
+                _quantiles(sight.random, (0.5,))[0],
+                sight.near_share, sight.used_share, sight.move_share, value, low, high, sight.verdict,
+            ]
+        )  # fmt: skip
+        text += _told(name, wasserstein, sight, near)
+    dead = int((~next(iter(sights.values()))[0].geometry.alive).sum())
+    if dead:
+        text.append(f"{dead} tokens that are near-duplicates of others (untrained or reserved) are not counted.")
+    return Finding(
+        name="geometry",
+        title=f"What settings can see of {model}'s vocabulary",
+        text=text,
+        columns=COLUMNS,
+        rows=rows,
+        figures=[_histogram(name, sight) for name, (_, sight) in sights.items()],
+        settings={"model": model, **(settings or {})},
+    )
+
+
+def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[float]) -> list[str]:
+    s = wasserstein.settings
+    verdict = {
+        "blind": f"{name} is BLIND to meaning on this model.",
+        "partly blind": f"{name} is PARTLY BLIND to meaning on this model.",
+        "sees meaning": f"{name} SEES MEANING on this model.",
+        "not measured": f"Whether {name} sees meaning on this model was NOT MEASURED.",
+    }[sight.verdict]
+    told = [
+        f"{verdict} The nearest neighbour of a token lies at lam * cost = {near[1]:.3g} in the median ({near[0]:.3g} "
+        f"to {near[2]:.3g} for 90% of the tokens), where the kernel exp(-lam C) is {_power(near[1])}. The setting "
+        f"moves mass up to lam * cost = {sight.reach:.3g}. Within that reach lie {sight.near_share:.1%} of the tokens' "
+        f"nearest neighbours ({sight.used_share:.1%} if tokens count as often as the model emits them) and "
+        f"{sight.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
+    ]
+    if sight.contrast is None:
+        told.append(
+            "The semantic contrast could not be measured: the model is sure of no token in its continuations. Give "
+            "texts of the kind it was trained on with --text."
+        )
+        return told
+    value, low, high = sight.contrast
+    told.append(
+        f"Semantic contrast {value:.3f} (95% interval {low:.3f} to {high:.3f}): moving probability to a token's "
+        f"nearest neighbour costs {value:.1%} of what moving it to an unrelated token of the same probability "
+        "costs. KL and every other f-divergence have 100%."
+    )
+    if sight.verdict == "blind" and s.marginals == "balanced" and sight.near_share < NEXT_TO_NONE:
+        told.append(
+            "With no kernel between different tokens the penalty is a rescaled KL with a small entropy term, "
+            f"phi = (1/lam) (T log(a/b) + log b) with T = {s.iterations}: it cannot know what tokens mean. Divide "
+            f"costs by the vocabulary's median nearest-neighbour distance ({wasserstein.geometry.scale:.3g} here, "
+            "scale=median-nn) and lower lam, as preset=semantic does."
+            if not s.scaled
+            else "No kernel is left between different tokens: lower lam."
+        )
+    return told
+
+
+def _share(chosen: Tensor, weights: Tensor) -> float:
+    """The weight of what is chosen; NaN where there is no weight at all."""
+    total = float(weights.sum())
+    return float(weights[chosen].sum()) / total if total else math.nan
+
+
+def _power(exponent: float) -> str:
+    """``exp(-exponent)`` to read, however small it is."""
+    if exponent < 30:
+        return f"{math.exp(-exponent):.2g}"
+    return f"1e-{exponent / math.log(10):.0f}"
+
+
+def _histogram(name: str, sight: Sight) -> Figure:
+    highest = max(float(torch.quantile(sight.random, 0.995)), 1.15 * min(sight.reach, float(sight.random.max()) * 1.2))
+    edges = torch.linspace(0, highest, BINS + 1, dtype=torch.float64)
+    kinds = {
+        "nearest neighbours": (sight.neighbours, torch.ones_like(sight.neighbours)),
+        "probable moves": (sight.moves, sight.weights),
+        "random pairs": (sight.random, torch.ones_like(sight.random)),
+    }
+    series = []
+    for kind, (values, weights) in kinds.items():
+        place = torch.bucketize(values.double().clamp_max(highest * (1 - 1e-9)), edges[1:-1])
+        counts = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, weights.double())
+        series.append(Series(kind, edges.tolist(), (counts / counts.sum().clamp_min(1e-300)).tolist()))
+    marks = [Mark(sight.reach, "reach", "x")] if sight.reach <= highest else []
+    note = "Left of the reach the setting moves mass; right of it tokens are strangers, however alike they are."
+    return Figure("histogram", f"{name}: lam * cost", "lam * cost", "share", series, marks=marks, note=note)
+
+
+def _quantiles(values: Tensor, shares: Sequence[float]) -> list[float]:
+    found: list[float] = torch.quantile(values.double(), torch.tensor(shares, dtype=torch.float64)).tolist()
+    return found

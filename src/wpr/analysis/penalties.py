@@ -1,0 +1,103 @@
+"""One penalty against another, token by token: how far do they agree, and which is the more lenient?
+
+    y = intercept + slope * x          x = beta_x * penalty of the first regularizer at a token, y of the second
+
+Pearson's correlation and the slope are over all tokens of a policy's held-out responses, with intervals over
+responses. A shared rescaling of both axes changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.analysis.answers import TokenPenalties
+from wpr.analysis.statistics import LineFit, fit_line
+from wpr.findings import Cell, Figure, Finding, Series
+
+POINTS = 1500
+"""Tokens of a policy that are drawn; all are counted."""
+
+COLUMNS = [
+    "policy", "responses", "tokens", "Pearson", "low", "high", "slope", "slope low", "slope high", "share below y = x",
+]  # fmt: skip
+
+
+def compare_penalties(
+    measured: Mapping[str, TokenPenalties],
+    first: str,
+    second: str,
+    betas: tuple[float, float] = (1.0, 1.0),
+    settings: Mapping[str, Any] | None = None,
+) -> Finding:
+    """The finding on two regularizers' penalties of each policy's tokens."""
+    rows: list[list[Cell]] = []
+    clouds: list[Series] = []
+    fits: dict[str, LineFit] = {}
+    every: list[tuple[Tensor, Tensor, Tensor]] = []
+    before = 0
+    for policy, found in measured.items():
+        x, y = betas[0] * found.penalty[first].double(), betas[1] * found.penalty[second].double()
+        every.append((x, y, found.answer + before))
+        before += int(found.answer.max()) + 1
+        fits[policy] = fit_line(x, y, found.answer)
+        rows.append(_row(policy, x, y, found.answer, fits[policy]))
+        drawn = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).long()
+        clouds.append(Series(policy, x[drawn].tolist(), y[drawn].tolist()))
+    x, y, answer = (torch.cat(parts) for parts in zip(*every, strict=True))
+    whole = fit_line(x, y, answer)
+    if len(measured) > 1:
+        rows.append(_row("all", x, y, answer, whole))
+    ends = [float(x.min()), float(x.max())]
+    line = Series(
+        f"fit, slope {whole.slope.value:.3g}", ends, [whole.intercept + whole.slope.value * end for end in ends],
+        joined=True,
+    )  # fmt: skip
+    labels = [name if beta == 1 else f"{beta:g} * {name}" for name, beta in zip((first, second), betas, strict=True)]
+    return Finding(
+        name="penalties",
+        title=f"Penalties: {first} against {second}",
+        text=_told(first, second, whole, len(x), len(measured)),
+        columns=COLUMNS,
+        rows=rows,
+        figures=[
+            Figure(
+                "scatter", f"{second} against {first}, a token", f"{labels[0]}, a token", f"{labels[1]}, a token",
+                [*clouds, line], name="scatter", note=_note(len(x), clouds),
+            )
+        ],
+        settings={"first": first, "second": second, "betas": list(betas), **(settings or {})},
+    )  # fmt: skip
+
+
+def _row(name: str, x: Tensor, y: Tensor, answer: Tensor, fit: LineFit) -> list[Cell]:
+    return [
+        name, len(answer.unique()), len(x), fit.pearson.value, fit.pearson.low, fit.pearson.high,
+        fit.slope.value, fit.slope.low, fit.slope.high, float((y < x).double().mean()),
+    ]  # fmt: skip
+
+
+def _told(first: str, second: str, whole: LineFit, tokens: int, policies: int) -> list[str]:
+    of = "the policy's" if policies == 1 else f"{policies} policies'"
+    told = [
+        f"Both penalties of the drawn token, at {tokens} tokens of {of} held-out responses after training. Pearson's "
+        f"correlation is {whole.pearson}, and the least-squares slope of {second} over {first} is {whole.slope}."
+    ]
+    if whole.slope.high < 1:
+        told.append(
+            f"A slope below 1 says that {second} charges less for what {first} charges for, in the units that both "
+            "have here: multiply each by its beta (--beta) before calling one of them lenient."
+        )
+    told.append(
+        "Penalties are random through the token that was drawn; what two penalties share in that is the "
+        "log-probability ratio, which makes any two of them correlate."
+    )
+    return told
+
+
+def _note(tokens: int, clouds: list[Series]) -> str:
+    drawn = sum(len(cloud.x) for cloud in clouds)
+    return "" if drawn == tokens else f"{drawn} of {tokens} tokens are drawn, evenly spaced."

@@ -1,0 +1,167 @@
+"""Sensitivity: what policies of a sweep reached, against the one setting in which they differ.
+
+Policies that are alike in every setting but one make a line over that setting. Nothing is fitted: every point is a
+trained policy, measured on held-out prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wpr.findings import Cell, Figure, Finding, Mark, Series
+
+SETTINGS = {
+    "ppo.beta": "beta",
+    "regularizer.lam": "lam",
+    "regularizer.neighbours": "k1",
+    "regularizer.k2": "k2",
+    "regularizer.iterations": "iterations",
+    "regularizer.rho": "rho",
+}
+"""Settings that are looked at, and what tables call them."""
+
+METRICS = {
+    "score": "score",
+    "win_rate": "win rate over SFT",
+    "gold_win_rate": "gold win rate over SFT",
+    "kl": "KL to the reference, a token",
+    "divergence": "own divergence, a token",
+}
+DRAWN = ("score", "win_rate", "gold_win_rate", "kl")
+"""Divergences of different settings have different units: they are in the table only."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained policy of a sweep.
+
+    settings: dotted, all that decide its training. results: of `METRICS`, those that are known.
+    intervals: ends of 95% intervals of results, where known.
+    """
+
+    policy: str
+    settings: Mapping[str, Any]
+    results: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Members alike but for one setting, by its value."""
+
+    name: str
+    setting: str
+    members: tuple[Member, ...]
+
+
+def sweep_lines(members: Sequence[Member]) -> list[Line]:
+    """Every group of members that differ in one setting of `SETTINGS` alone, of two values or more."""
+    lines = []
+    for setting in SETTINGS:
+        groups: dict[str, list[Member]] = {}
+        for member in members:
+            if member.settings.get(setting) is not None:
+                rest = {key: value for key, value in member.settings.items() if key != setting}
+                groups.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(member)
+        found = [
+            sorted(group, key=lambda member: _order(member.settings[setting]))
+            for group in groups.values()
+            if len({str(member.settings[setting]) for member in group}) > 1
+        ]
+        names = _told_apart([group[0].policy.split("+")[0] for group in found])
+        lines += [Line(name, setting, tuple(group)) for name, group in zip(names, found, strict=True)]
+    return lines
+
+
+def sensitivity_finding(members: Sequence[Member], settings: Mapping[str, Any] | None = None) -> Finding:
+    """The finding on a sweep's policies; refused where no two differ in one setting alone."""
+    lines = sweep_lines(members)
+    if not lines:
+        raise ValueError(
+            f"none of the {len(members)} finished policies differ in one of {', '.join(SETTINGS.values())} alone; "
+            "train some, as with `wpr sweep RECIPE --grid ppo.beta=0.1,0.01`"
+        )
+    shown = [metric for metric in METRICS if any(metric in member.results for member in members)]
+    rows: list[list[Cell]] = []
+    for line in lines:
+        for member in line.members:
+            low, high = member.intervals.get("win_rate", (None, None))
+            values = [member.results.get(metric) for metric in shown]
+            setting = member.settings[line.setting]
+            value = setting if isinstance(setting, int | float | str) else str(setting)
+            rows.append([line.name, SETTINGS[line.setting], value, member.policy, *values, low, high])
+    figures = [
+        figure
+        for setting in SETTINGS
+        for metric in DRAWN
+        if (figure := _figure([line for line in lines if line.setting == setting], setting, metric)) is not None
+    ]
+    return Finding(
+        name="sensitivity",
+        title="Sensitivity to settings",
+        text=_told(lines),
+        columns=["line", "setting", "value", "policy", *(METRICS[one] for one in shown), "win rate low", "high"],
+        rows=rows,
+        figures=figures,
+        settings=dict(settings or {}),
+    )
+
+
+def _figure(lines: Sequence[Line], setting: str, metric: str) -> Figure | None:
+    series = [_series(line, setting, metric) for line in lines if any(metric in m.results for m in line.members)]
+    if not series:
+        return None
+    values = [x for one in series for x in one.x]
+    numbers = [x for x in values if not isinstance(x, str)]
+    if len(numbers) < len(values):  # one of them is called all
+        series = [Series(one.name, [f"{x:g}" if not isinstance(x, str) else x for x in one.x], one.y, one.low, one.high)
+                  for one in series]  # fmt: skip
+    log = len(numbers) == len(values) and min(numbers) > 0 and max(numbers) / min(numbers) >= 8
+    name = SETTINGS[setting]
+    marks = [Mark(0.5, "no difference")] if "win_rate" in metric else []
+    title = f"{METRICS[metric]} by {name}"
+    return Figure("lines", title, name, METRICS[metric], series, log_x=log, marks=marks, name=f"{metric}-by-{name}")
+
+
+def _series(line: Line, setting: str, metric: str) -> Series:
+    x: list[Any] = [member.settings[setting] for member in line.members]
+    y = [member.results.get(metric, math.nan) for member in line.members]
+    ends = [member.intervals.get(metric, (math.nan, math.nan)) for member in line.members]
+    known = any(not math.isnan(low) for low, _ in ends)
+    low, high = ([end[side] for end in ends] for side in (0, 1))
+    return Series(line.name, x, y, low if known else None, high if known else None)
+
+
+def _told(lines: Sequence[Line]) -> list[str]:
+    told = ["Each point is a policy trained with that value and otherwise the same settings, on held-out prompts."]
+    for line in lines:
+        name, values = SETTINGS[line.setting], [member.settings[line.setting] for member in line.members]
+        rates = [(m.results["win_rate"], m) for m in line.members if "win_rate" in m.results]
+        said = f"{line.name} over {name} = {', '.join(f'{value}' for value in values)}"
+        if rates:
+            best, worst = max(rates, key=lambda pair: pair[0]), min(rates, key=lambda pair: pair[0])
+            said += (
+                f": the win rate over SFT goes from {worst[0]:.3f} ({name} = {worst[1].settings[line.setting]}) to "
+                f"{best[0]:.3f} ({name} = {best[1].settings[line.setting]})"
+            )
+            ends = [m.intervals["win_rate"] for _, m in rates if "win_rate" in m.intervals]
+            if ends and max(low for low, _ in ends) <= min(high for _, high in ends):
+                said += "; all their intervals overlap, so no value is shown to be better than another"
+        told.append(f"{said}.")
+    told.append("Intervals are over prompts; another seed of training may move a point by more.")
+    return told
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return (not number, float(value) if number else 0.0, str(value))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    return [
+        name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}" for at, name in enumerate(names)
+    ]

@@ -1,0 +1,253 @@
+"""Do penalties fall where meaning is kept? Correlation of negative penalties with the similarity of responses.
+
+For each held-out prompt i, with the reference's response r_i and the policy's response y_i to it:
+
+    s_i = BERTScore F1 of y_i against r_i            d_i = mean over the tokens of y_i of the penalty (or divergence)
+    figure = correlation over prompts of  -d_i  with  s_i
+
+A penalty that is lenient to changes of wording should score higher than one that is not. Intervals and differences
+come from drawing prompts anew, the same ones for every regularizer and policy, so that what all of them share (long
+responses, odd prompts) is not counted as noise between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wpr.analysis.bert_score import Score
+from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, spearman
+from wpr.findings import Cell, Figure, Finding, Mark, Series
+
+MEASURES = ("penalty", "divergence")
+LENGTH = "response length"
+"""A control: short responses differ in fewer places."""
+
+MEAN = "mean of policies"
+COLUMNS = [
+    "policy", "regularizer", "of", "responses", "Pearson", "low", "high", "Spearman", "Spearman low", "Spearman high",
+    "Pearson over {base}", "over low", "over high",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A policy's response and the reference's to one prompt.
+
+    score: BERTScore between them. penalty, divergence: means over the policy's tokens, by regularizer.
+    """
+
+    number: int
+    score: Score
+    length: int
+    penalty: Mapping[str, float]
+    divergence: Mapping[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return {
+            "number": self.number, "length": self.length, "bert_score": vars(self.score),
+            "penalty": dict(self.penalty), "divergence": dict(self.divergence),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Correlations:
+    """One measure of one policy, or their mean: estimates, and the draws ``(R,)`` behind Pearson's."""
+
+    pearson: Estimate
+    spearman: Estimate
+    drawn: Tensor
+    responses: int
+
+
+def similarity_finding(
+    pairs: Mapping[str, Sequence[Pair]],
+    regularizers: Sequence[str],
+    encoder: str,
+    notes: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Finding:
+    """The finding on each policy's pairs. The first regularizer is what the others are compared with."""
+    usable = {policy: list(found) for policy, found in pairs.items() if len(found) >= 3}
+    if not usable:
+        counts = ", ".join(f"{policy} {len(found)}" for policy, found in pairs.items())
+        raise ValueError(
+            f"a correlation needs at least 3 responses of a policy with a similarity ({counts}); evaluate the run on "
+            "more held-out prompts (evaluation.prompts)"
+        )
+    base = regularizers[0]
+    numbers = sorted({pair.number for found in usable.values() for pair in found})
+    chosen = {(measure, name): _correlate_all(usable, numbers, measure, name, seed)
+              for measure in MEASURES for name in regularizers}  # fmt: skip
+    chosen["", LENGTH] = _correlate_all(usable, numbers, "length", LENGTH, seed)
+    rows: list[list[Cell]] = []
+    for policy in [*usable, *([MEAN] if len(usable) > 1 else [])]:
+        for (measure, name), found in chosen.items():
+            reference = chosen[measure, base] if measure else None
+            other = None if name == base or reference is None else reference[policy]
+            rows.append(_row(policy, name, measure, found[policy], other))
+    whole = MEAN if len(usable) > 1 else next(iter(usable))
+    return Finding(
+        name="similarity",
+        title="Penalties and semantic similarity",
+        text=[*_told(chosen, whole, base, usable, encoder), *notes],
+        columns=[column.format(base=base) for column in COLUMNS],
+        rows=rows,
+        figures=[_bars(chosen, whole, regularizers), _scatter(usable, regularizers)],
+        settings={"encoder": encoder, "regularizers": list(regularizers), "seed": seed, **(settings or {})},
+    )
+
+
+def _correlate_all(
+    pairs: Mapping[str, Sequence[Pair]], numbers: Sequence[int], measure: str, name: str, seed: int
+) -> dict[str, _Correlations]:
+    """Correlations of one measure by policy, and their mean over policies; prompts are drawn alike for all."""
+    found: dict[str, _Correlations] = {}
+    draws: list[dict[str, Tensor]] = []
+    for policy, rows in pairs.items():
+        place = {pair.number: index for index, pair in enumerate(rows)}
+        values = torch.tensor([-_value(pair, measure, name) for pair in rows], dtype=torch.float64)
+        scores = torch.tensor([pair.score.f1 for pair in rows], dtype=torch.float64)
+        where = torch.tensor([place.get(number, -1) for number in numbers])
+        drawn = {key: _drawn(values, scores, where, statistic, seed) for key, statistic in STATISTICS.items()}
+        draws.append(drawn)
+        found[policy] = _Correlations(
+            Estimate(float(pearson(values, scores)), *interval(drawn["pearson"])),
+            Estimate(float(spearman(values, scores)), *interval(drawn["spearman"])),
+            drawn["pearson"],
+            len(rows),
+        )
+    if len(pairs) > 1:
+        means = {key: torch.stack([one[key] for one in draws]).mean(0) for key in STATISTICS}
+        found[MEAN] = _Correlations(
+            Estimate(_mean(one.pearson.value for one in found.values()), *interval(means["pearson"])),
+            Estimate(_mean(one.spearman.value for one in found.values()), *interval(means["spearman"])),
+            means["pearson"],
+            sum(one.responses for one in found.values()),
+        )
+    return found
+
+
+STATISTICS: dict[str, Statistic] = {"pearson": pearson, "spearman": spearman}
+
+
+def _drawn(values: Tensor, scores: Tensor, where: Tensor, statistic: Statistic, seed: int) -> Tensor:
+    """The statistic of draws of prompts ``(R,)``. ``where`` ``(N,)`` has the place of each prompt's pair, -1 for a
+    prompt without one, which leaves a draw with fewer pairs.
+    """
+    if (where >= 0).all():
+        return bootstrap(lambda drawn: statistic(values[where[drawn]], scores[where[drawn]]), len(where), seed=seed)
+
+    def one_by_one(drawn: Tensor) -> Tensor:
+        kept = [places[places >= 0] for places in where[drawn]]
+        return torch.stack([statistic(values[places], scores[places]) for places in kept])
+
+    return bootstrap(one_by_one, len(where), seed=seed)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def _value(pair: Pair, measure: str, name: str) -> float:
+    return float(pair.length) if measure == "length" else float(getattr(pair, measure)[name])
+
+
+def _row(policy: str, name: str, measure: str, found: _Correlations, base: _Correlations | None) -> list[Cell]:
+    difference = Estimate(math.nan) if base is None else _difference(found, base)
+    over: list[Cell] = [None, None, None] if base is None else [difference.value, difference.low, difference.high]
+    return [
+        policy, name, measure or "control", found.responses, found.pearson.value, found.pearson.low,
+        found.pearson.high, found.spearman.value, found.spearman.low, found.spearman.high, *over,
+    ]  # fmt: skip
+
+
+def _difference(found: _Correlations, base: _Correlations) -> Estimate:
+    return Estimate(found.pearson.value - base.pearson.value, *interval(found.drawn - base.drawn))
+
+
+def _told(
+    chosen: Mapping[tuple[str, str], Mapping[str, _Correlations]],
+    whole: str,
+    base: str,
+    pairs: Mapping[str, Sequence[Pair]],
+    encoder: str,
+) -> list[str]:
+    counts = sum(len(found) for found in pairs.values())
+    alike = [pair.score.f1 for found in pairs.values() for pair in found]
+    told = [
+        f"For {counts} held-out responses of {len(pairs)} {'policy' if len(pairs) == 1 else 'policies'}: BERTScore F1 "
+        f"between the policy's response and the reference's to the same prompt (embeddings of {encoder}; mean "
+        f"{sum(alike) / len(alike):.3f}, from {min(alike):.3f} to {max(alike):.3f}), correlated with the negative mean "
+        "penalty of the policy's tokens. Higher is better: the penalty is small where meaning is kept."
+    ]
+    ranked = [(name, found[whole]) for (measure, name), found in chosen.items() if measure == "penalty"]
+    ranked.sort(key=lambda item: -item[1].pearson.value if not math.isnan(item[1].pearson.value) else math.inf)
+    listed = "; ".join(f"{name} {found.pearson}" for name, found in ranked)
+    told.append(f"Pearson's correlation, {'mean of the policies' if whole == MEAN else whole}: {listed}.")
+    told += [_verdict(name, found, chosen["penalty", base][whole], base) for name, found in ranked if name != base]
+    control = chosen["", LENGTH][whole].pearson
+    told.append(
+        f"Control: the negative length of the response alone has {control}. A penalty that does not clearly beat it "
+        "may only tell short responses from long ones."
+    )
+    return told
+
+
+def _verdict(name: str, found: _Correlations, base: _Correlations, base_name: str) -> str:
+    difference = _difference(found, base)
+    if math.isnan(difference.value):
+        return f"{name} cannot be compared with {base_name}: one of them does not vary over the responses."
+    if not difference.leaves_out_zero:
+        return f"{name} cannot be told apart from {base_name} here: the difference is {difference}."
+    side = "higher" if difference.value > 0 else "lower"
+    return f"{name} correlates {side} than {base_name}: the difference is {difference}."
+
+
+def _bars(
+    chosen: Mapping[tuple[str, str], Mapping[str, _Correlations]], whole: str, regularizers: Sequence[str]
+) -> Figure:
+    series = []
+    for measure in MEASURES:
+        found = [chosen[measure, name][whole].pearson for name in regularizers]
+        series.append(
+            Series(
+                f"mean {measure}", list(regularizers), [one.value for one in found], [one.low for one in found],
+                [one.high for one in found],
+            )
+        )  # fmt: skip
+    control = chosen["", LENGTH][whole].pearson
+    series.append(Series("control", [LENGTH], [control.value], [control.low], [control.high]))
+    title = "Correlation of negative penalties with BERTScore"
+    return Figure(
+        "bars",
+        title,
+        "regularizer",
+        "Pearson's correlation",
+        series,
+        marks=[Mark(0.0, "no correlation")],
+        name="correlation",
+    )
+
+
+def _scatter(pairs: Mapping[str, Sequence[Pair]], regularizers: Sequence[str]) -> Figure:
+    """Each regularizer's penalties in units of their own spread, so that one axis serves all."""
+    series = []
+    for name in regularizers:
+        x = torch.tensor([-pair.penalty[name] for found in pairs.values() for pair in found], dtype=torch.float64)
+        y = [pair.score.f1 for found in pairs.values() for pair in found]
+        spread = float(x.std()) if len(x) > 1 else 0.0
+        scaled = (x - x.mean()) / spread if spread > 0 else x * 0
+        series.append(Series(name, scaled.tolist(), y))
+    return Figure(
+        "scatter", "BERTScore against negative penalties", "negative mean penalty, standardised", "BERTScore F1",
+        series, name="scatter",
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Correlations with bootstrap intervals, in plain torch.
+
+Notation for shapes: ``n`` observations, ``R`` resamples, ``G`` groups (responses, prompts) of observations.
+
+    pearson(x, y)  = cov(x, y) / sqrt(var(x) var(y))
+    spearman(x, y) = pearson(ranks of x, ranks of y)          equal values share the mean of their ranks
+    slope(x, y)    = cov(x, y) / var(x)                       of the least-squares line through y over x
+
+Intervals are percentile bootstraps: observations (or whole groups of them, where they are not independent) are drawn
+anew with replacement, and the interval holds the middle 95% of what comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RESAMPLES = 2000
+_CHUNK = 1 << 22
+"""Numbers drawn at a time, which bounds the memory of a bootstrap."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its 95% interval; all NaN where it is not defined."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} (95% interval {self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+
+Statistic = Callable[[Tensor, Tensor], Tensor]
+"""From two ``(..., n)`` to ``(...)``."""
+
+
+def pearson(x: Tensor, y: Tensor) -> Tensor:
+    """``(..., n)`` twice to ``(...)``; NaN where one of both does not vary."""
+    x, y = (v - v.mean(-1, keepdim=True) for v in (x.double(), y.double()))
+    spread = x.square().sum(-1) * y.square().sum(-1)
+    return torch.where(spread > 0, (x * y).sum(-1) / spread.sqrt(), torch.nan).clamp(-1, 1)
+
+
+def ranks(x: Tensor) -> Tensor:
+    """Ranks ``(..., n)`` from 1 on; equal values share the mean of theirs."""
+    x = x.double().contiguous()
+    ordered = x.sort(-1).values
+    first = torch.searchsorted(ordered, x)
+    last = torch.searchsorted(ordered, x, right=True)
+    return (first + last + 1).double() / 2
+
+
+def spearman(x: Tensor, y: Tensor) -> Tensor:
+    """``(..., n)`` twice to ``(...)``."""
+    return pearson(ranks(x), ranks(y))
+
+
+def bootstrap(statistic: Callable[[Tensor], Tensor], count: int, resamples: int = RESAMPLES, seed: int = 0) -> Tensor:
+    """``statistic`` of ``resamples`` draws of ``count`` of ``count`` things: it maps the indices ``(r, count)`` that
+    were drawn to its values ``(r, ...)``. Returns ``(R, ...)``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    step = max(1, _CHUNK // max(1, count))
+    parts = []
+    for start in range(0, resamples, step):
+        rows = min(step, resamples - start)
+        parts.append(statistic(torch.randint(count, (rows, count), generator=generator)))
+    return torch.cat(parts)
+
+
+def interval(drawn: Tensor) -> tuple[float, float]:
+    """The middle 95% of ``(R,)``, of those that are defined."""
+    known = drawn[~drawn.isnan()]
+    if not len(known):
+        return math.nan, math.nan
+    low, high = torch.quantile(known, known.new_tensor([0.025, 0.975])).tolist()
+    return low, high
+
+
+def correlation(x: Tensor, y: Tensor, statistic: Statistic = pearson, seed: int = 0) -> Estimate:
+    """A correlation of ``(n,)`` and ``(n,)`` with its interval; NaN for fewer than three observations."""
+    if len(x) < 3:
+        return Estimate(math.nan)
+    low, high = interval(bootstrap(lambda drawn: statistic(x[drawn], y[drawn]), len(x), seed=seed))
+    return Estimate(float(statistic(x, y)), low, high)
+
+
+@dataclass(frozen=True)
+class LineFit:
+    """Pearson's correlation and the least-squares line ``y = intercept + slope x``."""
+
+    pearson: Estimate
+    slope: Estimate
+    intercept: float
+
+
+def fit_line(x: Tensor, y: Tensor, groups: Tensor, seed: int = 0) -> LineFit:
+    """The fit of ``(n,)`` and ``(n,)``, with intervals over groups ``(n,)``: tokens of one response hang together.
+
+    Each group is a row of sums, so that a resample is one matrix product whatever the number of observations.
+    """
+    x, y = x.double(), y.double()
+    centre = x.mean(), y.mean()  # sums of squares keep their digits around it
+    dx, dy = x - centre[0], y - centre[1]
+    _, of_group = groups.unique(return_inverse=True)
+    count = int(of_group.max()) + 1
+    terms = torch.stack([torch.ones_like(dx), dx, dy, dx * dx, dy * dy, dx * dy], -1)
+    sums = torch.zeros(count, 6, dtype=torch.float64).index_add_(0, of_group.cpu(), terms.cpu())
+    whole = _line(sums.sum(0))
+    drawn = bootstrap(lambda chosen: _line(sums[chosen].sum(1)), count, seed=seed)
+    ends = [interval(drawn[:, column]) for column in (0, 1)] if count > 2 else [(math.nan, math.nan)] * 2
+    slope = float(whole[1])
+    return LineFit(Estimate(float(whole[0]), *ends[0]), Estimate(slope, *ends[1]), float(centre[1] - slope * centre[0]))
+
+
+def _line(sums: Tensor) -> Tensor:
+    """Correlation and slope ``(..., 2)`` from the sums ``(..., 6)`` of 1, x, y, xx, yy, xy."""
+    n, x, y, xx, yy, xy = sums.unbind(-1)
+    cov, var_x, var_y = xy - x * y / n, xx - x * x / n, yy - y * y / n
+    known = (var_x > 0) & (var_y > 0)
+    r = torch.where(known, cov / (var_x * var_y).clamp_min(1e-300).sqrt(), torch.nan)
+    return torch.stack([r, torch.where(known, cov / var_x.clamp_min(1e-300), torch.nan)], -1)

@@ -1,0 +1,333 @@
+"""What `wpr analyze` does: each analysis with a run's models and responses, to a finding and the data behind it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wpr.findings import Finding
+from wpr.pipeline.errors import RunFolderError
+from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
+from wpr.pipeline.named_regularizers import SIDE_BY_SIDE, RegularizerShop
+
+if TYPE_CHECKING:
+    from wpr.analysis.answers import TokenPenalties
+
+Found = tuple[Finding, Iterable[Mapping[str, Any]]]
+"""A finding, and the single measurements behind it, one a line of its data file."""
+
+
+class UnavailableError(RunFolderError):
+    """The run does not have what an analysis needs."""
+
+
+@dataclass
+class Subject:
+    """A run to be looked into.
+
+    policies: that are asked for; None: all that are finished. limit: responses of a policy at most.
+    batch_size: sequences a forward pass. say: told what is being done.
+    """
+
+    run: FinishedRun
+    policies: Sequence[str] | None = None
+    limit: int | None = None
+    batch_size: int = 8
+    say: Callable[[str], None] = field(default=lambda text: None)
+    _measured: dict[str, tuple[list[Any], TokenPenalties]] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Policies by name."""
+        if not self.run.finished:
+            raise UnavailableError(f"{self.run.path} has no finished policy; let `wpr run` finish one first")
+        return self.run.choose(self.policies)
+
+    def answers(self, policy: str, file: str = AFTER) -> list[Any]:
+        """A policy's held-out responses that have tokens."""
+        if not (self.run.path / "ppo" / policy / file).is_file():
+            raise UnavailableError(
+                f"ppo/{policy}/{file} is missing: the run measured no held-out responses (evaluation.prompts)"
+            )
+        found = [answer for answer in self.run.answers(policy, file, self.limit) if answer.response_ids]
+        if not found:
+            raise UnavailableError(f"ppo/{policy}/{file} has no response with a token in it")
+        return found
+
+    @cached_property
+    def reference(self) -> Any:
+        """The model that policies started from."""
+        return self.run.load(REFERENCE)
+
+    @cached_property
+    def shop(self) -> RegularizerShop:
+        """Regularizers on the reference's embeddings."""
+        return RegularizerShop(self.reference)
+
+    def measured(self, names: Sequence[str]) -> dict[str, tuple[list[Any], TokenPenalties]]:
+        """Each policy's responses, and the penalties of their tokens by regularizers of these names. What was measured
+        before is not measured again.
+        """
+        from wpr.analysis.answers import token_penalties
+
+        policies = self.chosen  # before anything large is loaded
+        made = self.shop.make_all(names)
+        for policy in policies:
+            answers, known = self._measured.get(policy) or (self.answers(policy), None)
+            missing = {name: one for name, one in made.items() if known is None or name not in known.penalty}
+            if missing:
+                self.say(f"penalties of {policy}'s {len(answers)} responses: {', '.join(missing)}")
+                model, at = self.run.load(policy), self.run.temperature(policy)
+                found = token_penalties(model, self.reference, answers, missing, at, self.batch_size)
+                self._measured[policy] = answers, found if known is None else known.joined(found)
+        return {policy: self._measured[policy] for policy in policies}
+
+    def texts(self, prompts: int = 24) -> list[Any]:
+        """Token ids of the first held-out prompts, each once; none where the run kept no responses."""
+        import torch
+
+        seen: dict[tuple[int, ...], None] = {}
+        for policy in self.run.finished:
+            if (self.run.path / "ppo" / policy / AFTER).is_file():
+                for answer in self.run.answers(policy):
+                    seen.setdefault(tuple(answer.prompt_ids))
+        return [torch.tensor(ids) for ids in itertools.islice(seen, prompts)]
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """What a finding is said to be made with."""
+        return {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit, **more}
+
+
+def noted(finding: Finding, *notes: str) -> Finding:
+    """The finding with more to say."""
+    return replace(finding, text=[*finding.text, *notes])
+
+
+def penalties(subject: Subject, first: str, second: str, betas: tuple[float, float] = (1.0, 1.0)) -> Found:
+    """One penalty against another, token by token."""
+    from wpr.analysis.penalties import compare_penalties
+
+    if first == second:
+        raise ValueError(f"both regularizers are {first}; name two different ones")
+    found = subject.measured([first, second])
+    everything = [answer for answers, _ in found.values() for answer in answers]
+    finding = compare_penalties(
+        {policy: measured for policy, (_, measured) in found.items()}, first, second, betas, subject.settings()
+    )
+    return noted(finding, *subject.shop.notes([first, second]), retokenized(everything)), _by_answer(found)
+
+
+def _by_answer(found: Mapping[str, tuple[list[Any], Any]]) -> Iterable[dict[str, Any]]:
+    """Penalties of each response's tokens, a line a response."""
+    for policy, (answers, measured) in found.items():
+        for index, answer in enumerate(answers):
+            of = measured.answer == index
+            values = {name: [_short(value) for value in each[of].tolist()] for name, each in measured.penalty.items()}
+            yield {"policy": policy, "number": answer.number, "tokens": answer.response_ids, "penalties": values}
+
+
+def similarity(
+    subject: Subject, encoder: str | None = None, layer: int = -1, regularizers: Sequence[str] = SIDE_BY_SIDE
+) -> Found:
+    """Negative penalties against BERTScore between reference and policy responses."""
+    from wpr.analysis.bert_score import Encoder, bert_score
+    from wpr.analysis.similarity import Pair, similarity_finding
+
+    policies = subject.chosen
+    before = {policy: {one.number: one for one in subject.run.answers(policy, BEFORE)}
+              for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
+    measured = subject.measured(regularizers)
+    reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
+    cut = 0
+    alike: dict[str, list[Any]] = {}
+    missing = 0
+    for policy, (answers, found) in measured.items():
+        subject.say(f"similarity of {policy}'s responses")
+        kept = [(index, answer) for index, answer in enumerate(answers) if answer.number in before[policy]]
+        ours, cut_ours = reader.embed([answer.response for _, answer in kept])
+        theirs, cut_theirs = reader.embed([before[policy][answer.number].response for _, answer in kept])
+        cut += cut_ours + cut_theirs
+        means = {
+            kind: {name: found.means(values, len(answers)) for name, values in getattr(found, kind).items()}
+            for kind in ("penalty", "divergence")
+        }
+        alike[policy] = []
+        for (index, answer), one, other in zip(kept, ours, theirs, strict=True):
+            score = bert_score(one, other)
+            if score is None:
+                missing += 1
+                continue
+            each = ({name: float(values[index]) for name, values in means[kind].items()} for kind in means)
+            alike[policy].append(Pair(answer.number, score, len(answer.response_ids), *each))
+    notes = [
+        *subject.shop.notes(regularizers),
+        retokenized([answer for answers, _ in measured.values() for answer in answers]),
+    ]
+    if encoder is None:
+        notes.append(
+            "The embeddings are hidden states of the run's own SFT model, which is close to the policies: name an "
+            "independent encoder with --encoder FOLDER before drawing conclusions."
+        )
+    if missing:
+        notes.append(f"{missing} pairs have an empty response, hence no similarity, and are left out.")
+    if cut:
+        notes.append(f"{cut} responses are longer than the encoder reads; what is beyond is not compared.")
+    name = "the run's SFT model" if encoder is None else Path(encoder).name or encoder
+    settings = subject.settings(encoder_path=encoder or "sft", layer=layer)
+    finding = similarity_finding(alike, list(dict.fromkeys(regularizers)), name, notes, settings)
+    return finding, ({"policy": policy} | pair.as_dict() for policy, pairs in alike.items() for pair in pairs)
+
+
+def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Found:
+    """Distances between the likeliest candidates of each model."""
+    import torch
+
+    from wpr.analysis.answers import positions
+    from wpr.analysis.coherence import Candidates, candidate_distances, coherence_finding
+    from wpr.transport.geometry import input_embeddings
+    from wpr.transport.metrics import resolve_metric
+
+    policies = subject.chosen
+    start = subject.answers(policies[0], BEFORE)
+    reference = subject.reference
+    embeddings, distance = input_embeddings(reference), resolve_metric(metric)
+
+    def measure(model: Any, answers: list[Any]) -> Candidates:
+        parts = []
+        for part in positions(model, model, answers, batch_size=subject.batch_size):
+            parts.append((part.answer, *candidate_distances(part.policy, embeddings, distance, top)))
+        return Candidates(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+
+    subject.say(f"candidates of {REFERENCE}")
+    own = {REFERENCE: measure(reference, start)}
+    shared = dict(own)
+    for policy in policies:
+        subject.say(f"candidates of {policy}")
+        model = subject.run.load(policy)
+        own[policy], shared[policy] = measure(model, subject.answers(policy)), measure(model, start)
+    finding = coherence_finding(own, shared, metric, top, subject.settings())
+    data = (
+        {"model": name, "text": text, "answer": answer, "distance": _short(plain), "weighted": _short(weighted)}
+        for text, group in (("own", own), ("reference", shared))
+        for name, found in group.items()
+        for answer, plain, weighted in zip(
+            found.answer.tolist(), found.distance.tolist(), found.weighted.tolist(), strict=True
+        )
+    )
+    return finding, data
+
+
+def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "semantic"), count: int = 64) -> Found:
+    """Errors of the solver by iteration, at positions drawn evenly from the policies' responses."""
+    import torch
+
+    from wpr.analysis.answers import positions
+    from wpr.analysis.convergence import convergence_curve, convergence_finding
+    from wpr.regularizers import Wasserstein
+
+    policies = subject.chosen
+    solvers = subject.shop.make_all(regularizers)
+    for name, one in solvers.items():
+        if not isinstance(one, Wasserstein):
+            raise ValueError(f"{name} has no solver to iterate; name Wasserstein settings, as paper or semantic:lam=10")
+    sampled = []
+    each = max(1, count // len(policies))
+    for policy in policies:
+        answers = subject.answers(policy)
+        total = sum(len(answer.response_ids) for answer in answers)
+        wanted = set(torch.linspace(0, total - 1, min(each, total)).long().tolist())
+        model, seen = subject.run.load(policy), 0
+        for part in positions(model, subject.reference, answers, subject.run.temperature(policy), subject.batch_size):
+            rows = torch.tensor(sorted(place - seen for place in wanted if 0 <= place - seen < len(part.tokens)))
+            seen += len(part.tokens)
+            if len(rows):
+                rows = rows.to(part.tokens.device)
+                sampled.append((part.policy[rows].double(), part.reference[rows].double(), part.tokens[rows]))
+    logits = [torch.cat(column) for column in zip(*sampled, strict=True)]
+    curves = {}
+    for name, solver in solvers.items():
+        subject.say(f"{name} at {len(logits[2])} positions")
+        curves[name] = convergence_curve(solver, solver.support(*logits))
+    finding = convergence_finding(curves, subject.settings(positions=len(logits[2])))
+    data = (
+        {"setting": name, "iterations": step, "position": position, "marginal_error": error, "change": change,
+         "penalty_error": off}
+        for name, curve in curves.items()
+        for row, step in enumerate(curve.steps)
+        for position, (error, change, off) in enumerate(
+            zip(curve.marginal_error[row].tolist(), curve.change[row].tolist(), curve.penalty_error[row].tolist(),
+                strict=True)
+        )
+    )  # fmt: skip
+    return noted(finding, *subject.shop.notes(regularizers)), data
+
+
+def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count: int = 256) -> Found:
+    """Semantic contrast of regularizers, and of what each policy was trained under, on the reference model."""
+    from wpr.analysis.contrast import contrast_finding
+    from wpr.analysis.semantic_contrast import continuations, make_trial
+    from wpr.pipeline.regularizer import RegularizerSettings
+    from wpr.transport.geometry import TokenGeometry, input_embeddings
+
+    prompts = subject.texts()
+    if not prompts:
+        raise UnavailableError(f"{subject.run.path} has no held-out responses, whose prompts are continued")
+    made = subject.shop.make_all(regularizers)
+    for policy in subject.run.finished if subject.policies is None else subject.chosen:
+        settings: RegularizerSettings = subject.run.regularizer(policy)
+        made[f"policy {policy}"] = subject.shop.make(settings, f"policy {policy}")
+    subject.say(f"continuations of {len(prompts)} prompts")
+    logs = continuations(subject.reference, prompts, 32)
+    geometry = next((one.geometry for one in made.values() if hasattr(one, "geometry")), None)
+    if geometry is None:
+        weight = input_embeddings(subject.reference)
+        geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
+    finding, data = contrast_finding(made, make_trial(logs, geometry, count), "the SFT model", subject.settings())
+    return noted(finding, *subject.shop.notes(made)), data
+
+
+def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64) -> Found:
+    """The likeliest response of each policy to one prompt, token by token."""
+    import torch
+
+    from wpr.analysis.case_study import study_response
+    from wpr.analysis.case_table import case_finding
+    from wpr.regularizers import ReverseKL, Wasserstein
+
+    policies = subject.chosen
+    if prompt is None:
+        first = subject.answers(policies[0])[0]
+        ids, shown = first.prompt_ids, subject.run.tokenizer.decode(first.prompt_ids, skip_special_tokens=True)
+    else:
+        ids, shown = subject.run.prompt_ids(prompt), prompt
+    if not ids:
+        raise ValueError("the prompt has no tokens; write one with --prompt TEXT")
+    wasserstein = subject.shop.make_all([regularizer])[regularizer]
+    if not isinstance(wasserstein, Wasserstein):
+        raise ValueError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
+    studies = {}
+    for policy in policies:
+        subject.say(f"{policy} answers")
+        model = subject.run.load(policy)
+        given = torch.tensor([ids], device=subject.run.device)
+        stops = sorted({subject.run.encoder.end_id, subject.run.tokenizer.eos_token_id})
+        drawn = model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False,
+            eos_token_id=stops, pad_token_id=subject.run.tokenizer.pad_token_id,
+        )[0, len(ids) :].tolist()  # fmt: skip
+        studies[policy] = study_response(
+            model, subject.reference, subject.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
+            temperature=subject.run.temperature(policy),
+        )  # fmt: skip
+    finding = case_finding(studies, shown.strip(), regularizer, subject.settings(tokens=tokens))
+    return noted(finding, *subject.shop.notes([regularizer])), (
+        {"policy": policy} | study for policy, study in studies.items()
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,159 @@
+"""Analyses of what a run recorded, and of responses that `wpr generate` wrote: costs, sensitivity, temperature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wpr.commands.analyses import Found, Subject, UnavailableError
+from wpr.pipeline.finished_run import REFERENCE, FinishedRun
+
+
+def costs(subject: Subject) -> Found:
+    """Time and memory of the stages and of PPO's parts."""
+    from wpr.analysis.costs import cost_finding
+    from wpr.report.costs import seconds_a_step
+    from wpr.report.problems import Problems
+    from wpr.report.runs import read_runs
+
+    (run,) = read_runs([subject.run.path], Problems())
+    stages = [
+        (name, str(record["status"]), record.get("seconds"), record.get("peak_memory_gb"))
+        for name, record in subject.run.manifest["stages"].items()
+    ]
+    steps = {policy.own_name: found for policy in run.policies if (found := seconds_a_step(policy))}
+    try:
+        finding = cost_finding(stages, steps, {"run": subject.run.path.resolve().name})
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    data = [{"stage": stage[0], "seconds": stage[2], "peak_memory_gb": stage[3]} for stage in stages]
+    return finding, [*data, *({"policy": policy} | found for policy, found in steps.items())]
+
+
+def sensitivity(subject: Subject, others: Sequence[FinishedRun] = ()) -> Found:
+    """What policies reached against the setting in which they differ, of this run and of others like it."""
+    from wpr.analysis.sensitivity import sensitivity_finding
+
+    runs = [subject.run, *others]
+    members = [
+        _member(run, policy, f"{run.path.resolve().name}: {policy}" if len(runs) > 1 else policy)
+        for run in runs
+        for policy in run.finished
+    ]
+    try:
+        finding = sensitivity_finding(members, {"runs": [str(run.path.resolve().name) for run in runs]})
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    return finding, (dict(vars(member)) for member in members)
+
+
+def _member(run: FinishedRun, policy: str, name: str) -> Any:
+    from wpr.analysis.sensitivity import METRICS, Member
+
+    record = run.manifest["stages"][f"ppo/{policy}"]
+    inputs, results = record["inputs"], record["results"]
+    settings = {
+        f"{section}.{key}": value for section in ("ppo", "regularizer") for key, value in inputs[section].items()
+    }
+    settings |= {key: value for key, value in inputs.items() if key not in ("ppo", "regularizer")}
+    after = results.get("after") or {}
+    known = {metric: after.get(metric) for metric in METRICS}
+    known |= {metric: results.get(f"{metric}_before") for metric in ("win_rate", "gold_win_rate")}
+    intervals = {}
+    for metric in ("win_rate", "gold_win_rate"):
+        ends = results.get(f"{metric}_before_interval")
+        if ends:
+            intervals[metric] = (float(ends["low"]), float(ends["high"]))
+    return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
+
+
+def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False) -> Found:
+    """Win rates at each temperature that `wpr generate` drew responses at."""
+    from wpr.analysis.temperature import temperature_finding
+    from wpr.evaluation.response_file import read_responses
+
+    paths = sorted((subject.run.path / "generations").glob("*.jsonl"))
+    files = [read_responses(path) for path in paths]
+    if not files:
+        raise UnavailableError(
+            f"{subject.run.path / 'generations'} has no responses; draw some with `wpr generate RUN -t 0.2 -t 0.5 -t 1`"
+        )
+    scorer, judged_by = _scorer(subject, gold)
+    scores: dict[tuple[str, float], dict[str, float]] = {}
+    data = []
+    for file in files:
+        name, at = _model_and_temperature(file)
+        subject.say(f"scores of {file.path.name}")
+        values = _scores(subject, scorer, file.rows)
+        scores[name, at] = values
+        data += [{"model": name, "temperature": at, "prompt_id": key, "score": value} for key, value in values.items()]
+    try:
+        finding = temperature_finding(scores, against, judged_by, subject.settings())
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    return finding, data
+
+
+def _model_and_temperature(file: Any) -> tuple[str, float]:
+    """From the file's header, or from its name, ``MODEL-t0.5.jsonl``."""
+    named = re.fullmatch(r"(.+)-t([0-9.e+-]+)", file.name)
+    name = file.header.get("name") or (named[1] if named else None)
+    drawn = file.header.get("temperature", file.rows[0].temperature)
+    if drawn is None and named:
+        drawn = float(named[2])
+    if name is None or drawn is None:
+        raise ValueError(
+            f"{file.path} tells neither in its header nor by its name which model drew it at which temperature; call "
+            "it MODEL-t0.5.jsonl"
+        )
+    return str(name), float(drawn)
+
+
+def _scorer(subject: Subject, gold: bool) -> tuple[Any, str]:
+    """What judges, and what it is called."""
+    from wpr.pipeline.functions import import_function
+    from wpr.rewards import FunctionReward, RewardModel
+
+    if gold:
+        function = (subject.run.recipe.get("evaluation") or {}).get("gold")
+        if function is None:
+            raise UnavailableError(f"{subject.run.path} has no gold scorer (evaluation.gold)")
+        return FunctionReward(import_function(function, "evaluation.gold")), "the gold scorer"
+    settings, folder = subject.run.scorer()
+    if settings.kind == "function":
+        assert settings.function is not None
+        return FunctionReward(import_function(settings.function, "scorer.function")), "the run's reward function"
+    if settings.kind != "model" or folder is None:
+        raise UnavailableError("responses of code models are judged by their tests; use `wpr pass-at-1`")
+    if Path(folder).parent.name == "reward" and not Path(folder).is_dir():
+        raise UnavailableError(f"{folder} is missing: the run's reward model is not finished")
+    return RewardModel.from_pretrained(folder).to(subject.run.device), "the run's reward model"
+
+
+def _scores(subject: Subject, scorer: Any, rows: Sequence[Any], size: int = 32) -> dict[str, float]:
+    """Scores by prompt."""
+    import torch
+
+    from wpr.rewards import Completions
+
+    found: dict[str, float] = {}
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        answers = [subject.run.answer(_line(index, row)) for index, row in enumerate(part)]
+        tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
+        width = max(map(len, tokens))
+        ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=subject.run.device)
+        last = torch.tensor([len(one) - 1 for one in tokens], device=subject.run.device)
+        mask = (torch.arange(width, device=subject.run.device) <= last.unsqueeze(-1)).long()
+        prompts, responses = [row.prompt for row in part], [row.response for row in part]
+        values = scorer(Completions(prompts, responses, ids, mask, last))
+        found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}
+    return found
+
+
+def _line(number: int, row: Any) -> Mapping[str, Any]:
+    return {
+        "number": number, "prompt": row.prompt, "response": row.response, "finished": row.stopped, "length": row.tokens,
+    }  # fmt: skip

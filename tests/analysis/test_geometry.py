@@ -1,0 +1,116 @@
+"""The verdict on a setting: blind on wpr-pico as the paper has it, seeing where costs are small, and what decides it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from wpr import TokenGeometry, Wasserstein, pico
+from wpr.analysis.geometry import Sight, geometry_finding, look, pair_costs, reach_of
+from wpr.analysis.semantic_contrast import continuations, plain_prompts
+from wpr.transport.geometry import input_embeddings
+
+OPENINGS = ["Once upon a time, there was a small boat that", "One day, a boy named Tom found a box in the"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def reference(model: Any) -> torch.Tensor:
+    from transformers import AutoTokenizer
+
+    return continuations(model, plain_prompts(AutoTokenizer.from_pretrained(pico.path()), OPENINGS), 24)
+
+
+@pytest.fixture(scope="module")
+def geometry(model: Any) -> TokenGeometry:
+    return TokenGeometry.from_model(model, progress=False)
+
+
+def test_the_papers_setting_is_blind_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
+    solver = Wasserstein(geometry, "paper")
+    sight = look(solver, reference, 32)
+    assert sight.verdict == "blind"
+    assert sight.contrast is not None
+    assert sight.contrast[0] == pytest.approx(1.0, abs=1e-4)
+    assert sight.move_share < 1e-3
+    assert sight.near_share < 0.01
+    assert float(sight.neighbours.median()) == pytest.approx(100 * float(geometry.nearest[geometry.alive].median()))
+    text = " ".join(geometry_finding({"paper": (solver, sight)}, "pico").text)
+    assert "paper is BLIND" in text
+    assert "rescaled KL" in text
+
+
+def test_the_same_setting_sees_where_costs_are_small(model: Any, reference: torch.Tensor) -> None:
+    """The same model with embeddings of a fiftieth of the size: nothing else is different."""
+    small = TokenGeometry.from_embeddings(input_embeddings(model) / 50, neighbours=512, progress=False)
+    sight = look(Wasserstein(small, "paper"), reference, 32)
+    assert sight.verdict == "sees meaning"
+    assert sight.contrast is not None
+    assert sight.contrast[2] < 0.9
+    assert sight.move_share > 0.99
+
+
+def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
+    solver = Wasserstein(geometry, "semantic")
+    sight = look(solver, reference, 32)
+    assert sight.verdict == "sees meaning"
+    finding = geometry_finding({"semantic": (solver, sight)}, "pico")
+    assert "SEES MEANING" in finding.text[0]
+    for series in finding.figures[0].series:
+        assert sum(series.y) == pytest.approx(1.0)
+
+
+def test_reach(geometry: TokenGeometry) -> None:
+    assert reach_of(Wasserstein(geometry, "paper")) == pytest.approx(-math.log(1e-16))
+    assert reach_of(Wasserstein(geometry, "paper", iterations=5)) == 20
+    assert reach_of(Wasserstein(geometry, "paper", floor=0.0)) == 40
+    assert reach_of(Wasserstein(geometry, "semantic", lam=10.0, rho=4.0)) == 80
+
+
+def test_costs_of_pairs(geometry: TokenGeometry) -> None:
+    first, second = torch.tensor([300, 400]), torch.tensor([301, 300])
+    expected = (geometry.embeddings[first] - geometry.embeddings[second]).norm(dim=-1)
+    torch.testing.assert_close(pair_costs(geometry, first, second), expected)
+
+
+def sight(contrast: float | None, moves: float, reach: float = 10.0) -> Sight:
+    """One probable move of weight ``moves`` within reach, the rest beyond it."""
+    measured = None if contrast is None else (contrast, contrast, contrast)
+    ones = torch.ones(2)
+    return Sight(ones, ones, ones, torch.tensor([1.0, 99.0]), torch.tensor([moves, 1 - moves]), reach, measured)
+
+
+@pytest.mark.parametrize(
+    ("contrast", "moves", "verdict"),
+    [
+        (1.0, 0.0, "blind"),
+        (0.98, 0.09, "blind"),
+        (1.0, 0.5, "partly blind"),
+        (0.95, 0.0, "partly blind"),
+        (0.89, 0.0, "sees meaning"),
+        (None, 0.005, "blind"),
+        (None, 0.5, "not measured"),
+        (math.nan, 0.5, "not measured"),
+    ],
+)
+def test_what_decides_the_verdict(contrast: float | None, moves: float, verdict: str) -> None:
+    assert sight(contrast, moves).verdict == verdict
+
+
+def test_a_model_that_is_sure_of_nothing(geometry: TokenGeometry) -> None:
+    flat = torch.full((4, geometry.vocabulary), -math.log(geometry.vocabulary))
+    solver = Wasserstein(geometry, "semantic")
+    found = look(solver, flat)
+    assert found.contrast is None
+    text = " ".join(geometry_finding({"semantic": (solver, found)}, "pico").text)
+    assert "NOT MEASURED" in text
+    assert "--text" in text
