@@ -36,7 +36,7 @@ def test_what_was_put_is_there_again(path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_cut_off_at_any_place_is_removed_and_the_next_answer_follows_whole(path: Path, cut: int) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[:-1 - cut])
+    path.write_bytes(content[: -1 - cut])
     assert len(AnswerCache.look(path)) == 2
     cache = AnswerCache(path)
     with cache.writing():

@@ -12,7 +12,9 @@ from wpr.evaluation.judging.questions import UnreadableError
 from wpr.evaluation.judging.verdicts import CHOICES, read_letter, read_object
 
 
-@pytest.mark.parametrize("text", ["A", " A\n", "A.", '"A"', "**A**", "[[A]]", "(A)", "`A`", "<think>B or\nA</think>\nA"])
+@pytest.mark.parametrize(
+    "text", ["A", " A\n", "A.", '"A"', "**A**", "[[A]]", "(A)", "`A`", "<think>B or\nA</think>\nA"]
+)
 def test_letters(text: str) -> None:
     assert read_letter(text) == "A"
 

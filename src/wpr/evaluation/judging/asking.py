@@ -17,15 +17,13 @@ again: whether the server had answered them cannot be known here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wpr.evaluation.judging.answer_cache import AnswerCache, key_of
+from wpr.evaluation.judging.blocking import run_to_the_end
 from wpr.evaluation.judging.cost import tokens_of
 from wpr.evaluation.judging.pacing import Pace, wait_before
 from wpr.evaluation.judging.questions import (
@@ -88,7 +86,7 @@ def ask_all(
         if isinstance(judge, LocalJudge):
             work.ask_here(judge, _alike(judge, questions))
         else:
-            _run(lambda: work.ask_there(judge, _alike(judge, questions)))
+            run_to_the_end(lambda: work.ask_there(judge, _alike(judge, questions)))
     missing = Answer("unasked", reason="too many other questions had failed")
     return Asked({question.id: work.answers.get(question.id, missing) for question in questions}, work.accounts)
 
@@ -253,28 +251,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that ended a group of workers."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it here, or in a thread of its own where this one has an event loop already, as notebooks have."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
-
-    async def noted() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        running.append((asyncio.get_running_loop(), task))
-        await work()
-
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(lambda: asyncio.run(noted()))
-        try:
-            done.result()
-        except BaseException:
-            for loop, task in running:
-                with contextlib.suppress(RuntimeError):  # it has ended, and this is its error
-                    loop.call_soon_threadsafe(task.cancel)
-            raise

@@ -143,8 +143,8 @@ def _bias_text(bias: Places) -> list[str]:
     if decided and bias.p_value < SURE and share >= 0.5 + NOTABLE:
         texts.append(
             f"Warning: the judge prefers place {place}. It chose the response there in {share:.0%} of {decided} "
-            "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not trust "
-            "this judge without --both-orders, or at all if the share is near 100%."
+            "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not "
+            "trust this judge without --both-orders, or at all if the share is near 100%."
         )
     swayed = bias.first_twice + bias.second_twice
     if bias.pairs and swayed > bias.pairs / 2:
