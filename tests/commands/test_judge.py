@@ -326,6 +326,7 @@ def test_a_function_and_how_far_it_agrees_with_a_server(here: Here, tmp_path: Pa
         (["--model", "m", "--prompts", "61"], "a draw of 61 prompts is more than the 60 that both files answer"),
         (["--model", "m", "--set", "temperature"], "--set temperature must be NAME=VALUE"),
         (["--model", "m", "--base-url", "http://me:pw@host/v1"], "holds a user name or password"),
+        (["--model", "m", "--price-in", "1"], "--price-in and --price-out go together"),
         (["--model", "m", "--concurrency", "0"], "concurrency=0 must be at least 1"),
         (["--model", "m", "--agree-with", "none"], "cannot be read (No such file or directory)"),
     ],

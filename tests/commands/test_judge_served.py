@@ -60,4 +60,4 @@ def test_a_model_that_is_not_there(here: Here, address: str, tmp_path: Path) -> 
         str(tmp_path / "out"), "-y", "--attempts", "1",
     )  # fmt: skip
     assert finished.code == 1
-    assert str(tmp_path / "nothing") in finished.stderr or "HTTP" in finished.stderr
+    assert "comparisons have no answer (HTTP 500: Internal Server Error (attempt 1 of 1))" in finished.stderr

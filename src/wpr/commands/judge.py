@@ -93,6 +93,8 @@ def judge(
 
     if protocol not in ("paper", "all"):
         raise OptionError(f"--protocol {protocol} must be paper or all")
+    if (price_in is None) != (price_out is None) or min(price_in or 0, price_out or 0) < 0:
+        raise OptionError("--price-in and --price-out go together, and are 0 or more; give both, or neither")
     whole = every or protocol == "all"
     chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
     limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
@@ -234,7 +236,10 @@ def _agreed(
         return True
     if not sys.stdin.isatty():
         raise OptionError(f"{expected.requests} requests would be sent; add --yes to send them (this is no terminal)")
-    return typer.confirm("Send them?", err=True)
+    if not typer.confirm("Send them?", err=True):
+        typer.echo("Nothing was sent.", err=True)
+        raise typer.Exit(INCOMPLETE)
+    return True
 
 
 def _verdicts_in(folder: Path) -> dict[str, str]:

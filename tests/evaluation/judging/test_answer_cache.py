@@ -80,7 +80,8 @@ def test_an_answer_is_on_disk_when_put_returns(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from wpr.evaluation.judging.answer_cache import AnswerCache; from wpr.evaluation.judging.questions import Reply\n"
+        "from wpr.evaluation.judging.answer_cache import AnswerCache\n"
+        "from wpr.evaluation.judging.questions import Reply\n"
         "with AnswerCache(Path(sys.argv[1])).writing() as cache:\n"
         "    cache.put('k', Reply('A')); os.kill(os.getpid(), signal.SIGKILL)"
     )

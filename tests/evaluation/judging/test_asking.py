@@ -1,4 +1,4 @@
-"""The core against a server that misbehaves: every question is accounted for, no answer that came is asked for twice."""
+"""The core against a server that misbehaves: every question is accounted for, no answer is asked for twice."""
 
 from __future__ import annotations
 
@@ -164,9 +164,10 @@ def test_a_server_that_is_not_there(cache: Path) -> None:
 
 
 def test_a_wait_that_is_too_long_stops(cache: Path) -> None:
-    with ChatServer(lambda request: error(429, "tomorrow", headers={"retry-after": "86400"})) as server:
-        with pytest.raises(JudgingError, match="asks to wait 86400 seconds .*tomorrow.*longer than the 300"):
-            ask(server, 3, cache)
+    tomorrow = error(429, "tomorrow", headers={"retry-after": "86400"})
+    told = "asks to wait 86400 seconds .*tomorrow.*longer than the 300"
+    with ChatServer(lambda request: tomorrow) as server, pytest.raises(JudgingError, match=told):
+        ask(server, 3, cache)
 
 
 def test_a_pause_that_the_server_asks_for_holds_for_everyone(cache: Path) -> None:
@@ -195,7 +196,7 @@ def test_an_answer_of_the_wrong_form_is_repaired_once(text: str, cache: Path) ->
         asked = ask(server, 1, cache)
         answer = asked.answers["q0"]
         assert (answer.status, answer.value, answer.repaired) == ("read", "B", True)
-        first, second = server.requests
+        _, second = server.requests
         assert [message["role"] for message in second.body["messages"]] == ["user", "assistant", "user"]
         assert second.body["messages"][1]["content"] == (text or "(no text)")
         assert "is not one of the letters A, B, E. Answer again, with a single letter" in second.text

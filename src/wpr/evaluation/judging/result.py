@@ -144,7 +144,7 @@ def _bias_text(bias: Places) -> list[str]:
         texts.append(
             f"Warning: the judge prefers place {place}. It chose the response there in {share:.0%} of {decided} "
             "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not "
-            "trust this judge without --both-orders, or at all if the share is near 100%."
+            "trust it. With --both-orders the place evens out; a judge with a share near 100% says nothing at all."
         )
     swayed = bias.first_twice + bias.second_twice
     if bias.pairs and swayed > bias.pairs / 2:
