@@ -113,7 +113,7 @@ def judge(
                    price_in, price_out, yes, dry_run):  # fmt: skip
         return
     with progress_bar("judging", len(questions), enabled=True) as bar:
-        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance)
+        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance, _note)
     judged = verdicts(pairing, questions, asked)
     finding = make_finding(
         name,
@@ -199,11 +199,15 @@ def _run_of(file: Path) -> Path:
     return found
 
 
+def _note(text: str) -> None:
+    typer.echo(f"Note: {text}", err=True)
+
+
 def _notes(left_out: int, judge: Judge) -> list[str]:
     notes = [f"{left_out} prompts that only one of the files answers were left out."] if left_out else []
     warning = getattr(judge, "warning", None)
     if warning is not None:
-        typer.echo(f"Note: {warning}", err=True)
+        _note(warning)
     return notes
 
 

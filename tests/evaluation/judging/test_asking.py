@@ -137,6 +137,13 @@ def test_what_was_answered_before_a_stop_is_kept(cache: Path) -> None:
     assert len(before) >= 41 - QUICK.concurrency
 
 
+def test_reasons_of_failure_are_told_once_while_it_goes_on(cache: Path) -> None:
+    told: list[str] = []
+    with ChatServer(lambda request: error(500, "busy") if request.times < 3 else reply("A")) as server:
+        ask_all(ServerJudge("test", server.address), questions(20), cache, QUICK, say=told.append)
+    assert told == ["a request to test failed (HTTP 500: busy); it is tried 6 times in all"]
+
+
 def test_one_question_that_is_too_long_fails_alone_and_at_once(cache: Path) -> None:
     too_long = error(400, "context length exceeded")
     with ChatServer(lambda request: too_long if request.text == "question 1" else reply("A")) as server:

@@ -44,6 +44,8 @@ from wpr.evaluation.judging.questions import (
 
 QUOTED = 2000
 """Characters of an unreadable answer that are sent back with the second request."""
+REASONS = 10
+"""Different reasons of failure that are told while it goes on; all are in the answers."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,12 @@ def ask_all(
     cache: Path,
     limits: Limits | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Asked:
     """Ask every question that the cache has no answer to; see the head of this file.
 
-    advance: told how many questions are done since it was last called, on the thread of the caller.
+    advance: told how many questions are done since it was last called.
+    say: told why requests have to be sent again, each reason once, so that waiting is not a riddle.
 
     Raises `JudgingError` where going on makes no sense (a wrong key, a model that is not there); what was answered
     until then is in the cache.
@@ -81,7 +85,7 @@ def ask_all(
         raise ValueError(f"{len(questions)} questions have {len(names)} different ids; give each its own")
     store = AnswerCache(cache)
     with store.writing():
-        work = _Asking(judge, store, limits or Limits(), advance)
+        work = _Asking(judge, store, limits or Limits(), advance, say)
         work.accounts.notes += store.notes
         if isinstance(judge, LocalJudge):
             work.ask_here(judge, _alike(judge, questions))
@@ -113,8 +117,16 @@ def _alike(judge: Judge, questions: Sequence[Question]) -> list[list[Question]]:
 class _Asking:
     """One call of `ask_all` under way."""
 
-    def __init__(self, judge: Judge, cache: AnswerCache, limits: Limits, advance: Callable[[int], None]) -> None:
-        self.judge, self.cache, self.limits, self.advance = judge, cache, limits, advance
+    def __init__(
+        self,
+        judge: Judge,
+        cache: AnswerCache,
+        limits: Limits,
+        advance: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.judge, self.cache, self.limits, self.advance, self.say = judge, cache, limits, advance, say
+        self.told: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self.accounts = Accounts()
         self.failed_in_a_row = 0
@@ -215,6 +227,11 @@ class _Asking:
                     ) from None
                 if wait is not None and error.everyone:
                     pace.put_off(wait)
+            if reason not in self.told and len(self.told) < REASONS:
+                self.told.add(reason)
+                self.say(
+                    f"a request to {judge.name} failed ({reason}); it is tried {self.limits.attempts} times in all"
+                )
             if attempt < self.limits.attempts:
                 drawn = wait_before(attempt + 1, self.limits.first_wait, self.limits.longest_wait, random.random())
                 # What the server asked for, and a little more, so that not all come again at once.
