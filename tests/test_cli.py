@@ -22,6 +22,7 @@ COMMANDS = [
     "sweep",
     "recipes",
     "report",
+    "judge",
     "doctor",
     "geometry build",
     "geometry show",

@@ -93,6 +93,8 @@ def judge(
 
     if protocol not in ("paper", "all"):
         raise OptionError(f"--protocol {protocol} must be paper or all")
+    if (price_in is None) != (price_out is None) or min(price_in or 0, price_out or 0) < 0:
+        raise OptionError("--price-in and --price-out go together, and are 0 or more; give both, or neither")
     whole = every or protocol == "all"
     chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
     limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
@@ -111,7 +113,7 @@ def judge(
                    price_in, price_out, yes, dry_run):  # fmt: skip
         return
     with progress_bar("judging", len(questions), enabled=True) as bar:
-        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance)
+        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance, _note)
     judged = verdicts(pairing, questions, asked)
     finding = make_finding(
         name,
@@ -197,11 +199,15 @@ def _run_of(file: Path) -> Path:
     return found
 
 
+def _note(text: str) -> None:
+    typer.echo(f"Note: {text}", err=True)
+
+
 def _notes(left_out: int, judge: Judge) -> list[str]:
     notes = [f"{left_out} prompts that only one of the files answers were left out."] if left_out else []
     warning = getattr(judge, "warning", None)
     if warning is not None:
-        typer.echo(f"Note: {warning}", err=True)
+        _note(warning)
     return notes
 
 
@@ -234,7 +240,10 @@ def _agreed(
         return True
     if not sys.stdin.isatty():
         raise OptionError(f"{expected.requests} requests would be sent; add --yes to send them (this is no terminal)")
-    return typer.confirm("Send them?", err=True)
+    if not typer.confirm("Send them?", err=True):
+        typer.echo("Nothing was sent.", err=True)
+        raise typer.Exit(INCOMPLETE)
+    return True
 
 
 def _verdicts_in(folder: Path) -> dict[str, str]:

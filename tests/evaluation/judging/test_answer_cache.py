@@ -36,7 +36,7 @@ def test_what_was_put_is_there_again(path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_cut_off_at_any_place_is_removed_and_the_next_answer_follows_whole(path: Path, cut: int) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[:-1 - cut])
+    path.write_bytes(content[: -1 - cut])
     assert len(AnswerCache.look(path)) == 2
     cache = AnswerCache(path)
     with cache.writing():
@@ -80,7 +80,8 @@ def test_an_answer_is_on_disk_when_put_returns(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from wpr.evaluation.judging.answer_cache import AnswerCache; from wpr.evaluation.judging.questions import Reply\n"
+        "from wpr.evaluation.judging.answer_cache import AnswerCache\n"
+        "from wpr.evaluation.judging.questions import Reply\n"
         "with AnswerCache(Path(sys.argv[1])).writing() as cache:\n"
         "    cache.put('k', Reply('A')); os.kill(os.getpid(), signal.SIGKILL)"
     )

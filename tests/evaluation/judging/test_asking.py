@@ -1,4 +1,4 @@
-"""The core against a server that misbehaves: every question is accounted for, no answer that came is asked for twice."""
+"""The core against a server that misbehaves: every question is accounted for, no answer is asked for twice."""
 
 from __future__ import annotations
 
@@ -137,6 +137,13 @@ def test_what_was_answered_before_a_stop_is_kept(cache: Path) -> None:
     assert len(before) >= 41 - QUICK.concurrency
 
 
+def test_reasons_of_failure_are_told_once_while_it_goes_on(cache: Path) -> None:
+    told: list[str] = []
+    with ChatServer(lambda request: error(500, "busy") if request.times < 3 else reply("A")) as server:
+        ask_all(ServerJudge("test", server.address), questions(20), cache, QUICK, say=told.append)
+    assert told == ["a request to test failed (HTTP 500: busy); it is tried 6 times in all"]
+
+
 def test_one_question_that_is_too_long_fails_alone_and_at_once(cache: Path) -> None:
     too_long = error(400, "context length exceeded")
     with ChatServer(lambda request: too_long if request.text == "question 1" else reply("A")) as server:
@@ -164,9 +171,10 @@ def test_a_server_that_is_not_there(cache: Path) -> None:
 
 
 def test_a_wait_that_is_too_long_stops(cache: Path) -> None:
-    with ChatServer(lambda request: error(429, "tomorrow", headers={"retry-after": "86400"})) as server:
-        with pytest.raises(JudgingError, match="asks to wait 86400 seconds .*tomorrow.*longer than the 300"):
-            ask(server, 3, cache)
+    tomorrow = error(429, "tomorrow", headers={"retry-after": "86400"})
+    told = "asks to wait 86400 seconds .*tomorrow.*longer than the 300"
+    with ChatServer(lambda request: tomorrow) as server, pytest.raises(JudgingError, match=told):
+        ask(server, 3, cache)
 
 
 def test_a_pause_that_the_server_asks_for_holds_for_everyone(cache: Path) -> None:
@@ -195,7 +203,7 @@ def test_an_answer_of_the_wrong_form_is_repaired_once(text: str, cache: Path) ->
         asked = ask(server, 1, cache)
         answer = asked.answers["q0"]
         assert (answer.status, answer.value, answer.repaired) == ("read", "B", True)
-        first, second = server.requests
+        _, second = server.requests
         assert [message["role"] for message in second.body["messages"]] == ["user", "assistant", "user"]
         assert second.body["messages"][1]["content"] == (text or "(no text)")
         assert "is not one of the letters A, B, E. Answer again, with a single letter" in second.text
@@ -243,8 +251,8 @@ def test_a_thousand_sixteen_at_a_time_from_a_server_that_misbehaves(cache: Path)
 
     def behave(request: Request) -> Behaviour:
         number = int(request.body["messages"][0]["content"].split()[1])
-        if request.times == 1 and number % 3 == 0:
-            return bad[number % len(bad)]
+        if request.times == 1 and number % 10 == 0:
+            return bad[number // 10 % len(bad)]
         if number % 50 == 7:  # never a letter
             return reply("both are fine")
         if number % 50 == 8 and "could not be read" not in request.text:

@@ -17,15 +17,13 @@ again: whether the server had answered them cannot be known here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wpr.evaluation.judging.answer_cache import AnswerCache, key_of
+from wpr.evaluation.judging.blocking import run_to_the_end
 from wpr.evaluation.judging.cost import tokens_of
 from wpr.evaluation.judging.pacing import Pace, wait_before
 from wpr.evaluation.judging.questions import (
@@ -46,6 +44,8 @@ from wpr.evaluation.judging.questions import (
 
 QUOTED = 2000
 """Characters of an unreadable answer that are sent back with the second request."""
+REASONS = 10
+"""Different reasons of failure that are told while it goes on; all are in the answers."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,12 @@ def ask_all(
     cache: Path,
     limits: Limits | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Asked:
     """Ask every question that the cache has no answer to; see the head of this file.
 
-    advance: told how many questions are done since it was last called, on the thread of the caller.
+    advance: told how many questions are done since it was last called.
+    say: told why requests have to be sent again, each reason once, so that waiting is not a riddle.
 
     Raises `JudgingError` where going on makes no sense (a wrong key, a model that is not there); what was answered
     until then is in the cache.
@@ -83,12 +85,12 @@ def ask_all(
         raise ValueError(f"{len(questions)} questions have {len(names)} different ids; give each its own")
     store = AnswerCache(cache)
     with store.writing():
-        work = _Asking(judge, store, limits or Limits(), advance)
+        work = _Asking(judge, store, limits or Limits(), advance, say)
         work.accounts.notes += store.notes
         if isinstance(judge, LocalJudge):
             work.ask_here(judge, _alike(judge, questions))
         else:
-            _run(lambda: work.ask_there(judge, _alike(judge, questions)))
+            run_to_the_end(lambda: work.ask_there(judge, _alike(judge, questions)))
     missing = Answer("unasked", reason="too many other questions had failed")
     return Asked({question.id: work.answers.get(question.id, missing) for question in questions}, work.accounts)
 
@@ -115,8 +117,16 @@ def _alike(judge: Judge, questions: Sequence[Question]) -> list[list[Question]]:
 class _Asking:
     """One call of `ask_all` under way."""
 
-    def __init__(self, judge: Judge, cache: AnswerCache, limits: Limits, advance: Callable[[int], None]) -> None:
-        self.judge, self.cache, self.limits, self.advance = judge, cache, limits, advance
+    def __init__(
+        self,
+        judge: Judge,
+        cache: AnswerCache,
+        limits: Limits,
+        advance: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.judge, self.cache, self.limits, self.advance, self.say = judge, cache, limits, advance, say
+        self.told: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self.accounts = Accounts()
         self.failed_in_a_row = 0
@@ -217,6 +227,11 @@ class _Asking:
                     ) from None
                 if wait is not None and error.everyone:
                     pace.put_off(wait)
+            if reason not in self.told and len(self.told) < REASONS:
+                self.told.add(reason)
+                self.say(
+                    f"a request to {judge.name} failed ({reason}); it is tried {self.limits.attempts} times in all"
+                )
             if attempt < self.limits.attempts:
                 drawn = wait_before(attempt + 1, self.limits.first_wait, self.limits.longest_wait, random.random())
                 # What the server asked for, and a little more, so that not all come again at once.
@@ -253,28 +268,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that ended a group of workers."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it here, or in a thread of its own where this one has an event loop already, as notebooks have."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
-
-    async def noted() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        running.append((asyncio.get_running_loop(), task))
-        await work()
-
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(lambda: asyncio.run(noted()))
-        try:
-            done.result()
-        except BaseException:
-            for loop, task in running:
-                with contextlib.suppress(RuntimeError):  # it has ended, and this is its error
-                    loop.call_soon_threadsafe(task.cancel)
-            raise

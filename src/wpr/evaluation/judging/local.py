@@ -31,12 +31,14 @@ class FunctionJudge:
 
     def _ask(self, question: Question) -> str:
         try:
-            return str(self.function(**question.fields))
+            found = self.function(**question.fields)
         except Exception as error:
             raise JudgingError(
                 f"the judge {self.identity['function']} raised {type(error).__name__}: {error} (comparison "
                 f"{question.id}); it is called with {', '.join(question.fields)} by name"
             ) from error
+        # Neither a text nor a number: shown with its kind, so that a list of one letter is not read as that letter.
+        return str(found) if isinstance(found, str | int | float) else f"{type(found).__name__} {found!r}"
 
 
 class RewardModelJudge:

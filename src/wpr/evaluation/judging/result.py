@@ -51,11 +51,9 @@ def make_finding(
         rates, error = over_draws(outcomes, [one.comparison.draw for one in read])
         text.append(_verdict(ours, theirs, found, len(set(prompts))))
         rows += _rates(found, outcomes, prompts, rates, error, len(judged) - len(read), protocol, read)
-        bias = places(
-            [one.answer.value for one in read], [(one.comparison.draw, one.comparison.prompt_id) for one in read]
-        )
-        rows += _bias_rows(bias)
-        text += _bias_text(bias)
+        bias, chance = _bias(read, protocol.both_orders)
+        rows += _bias_rows(bias, chance)
+        text += _bias_text(bias, chance)
         text += _draws_text(protocol, found, error, len(rates))
         figures = _figures(ours, theirs, found, rates, bias)
     else:
@@ -121,30 +119,41 @@ def _rates(
                    if protocol.prompts is not None]  # fmt: skip
 
 
-def _bias_rows(bias: Places) -> list[Row]:
+def _bias(read: Sequence[Judged], both_orders: bool) -> tuple[Places, float]:
+    """Places of all comparisons, and the p-value of a bias from those that were asked: the same question in several
+    draws, and so the same answer, counts once there.
+    """
+    everything = places([one.answer.value for one in read], [(one.comparison.draw, one.comparison.prompt_id) for one in
+                                                             read])  # fmt: skip
+    once = {(one.comparison.prompt_id, one.comparison.ours_first): one.answer.value for one in read}
+    pairs: list[Hashable] = [prompt if both_orders else (prompt, first) for prompt, first in once]
+    return everything, places(list(once.values()), pairs).p_value
+
+
+def _bias_rows(bias: Places, chance: float) -> list[Row]:
     if bias.pairs:
         return [
             ["position bias", bias.bias, None, None, "pairs in which place A won both times, of pairs decided twice"],
             ["place B won both times", bias.second_twice / bias.pairs, None, None, f"{bias.pairs} pairs"],
             ["place A chosen", bias.share, None, None, "of decided comparisons; 0.5 without a bias"],
-            ["position bias p", bias.p_value, None, None, "sign test"],
+            ["position bias p", chance, None, None, "sign test; the same question in several draws counts once"],
         ]
     return [
         ["position bias", bias.bias, None, None, "place A chosen, of decided comparisons; 0.5 without a bias"],
-        ["position bias p", bias.p_value, None, None, "sign test"],
+        ["position bias p", chance, None, None, "sign test; the same question in several draws counts once"],
     ]
 
 
-def _bias_text(bias: Places) -> list[str]:
+def _bias_text(bias: Places, chance: float) -> list[str]:
     decided = bias.first + bias.second
     place = "A" if bias.share >= 0.5 else "B"
     share = max(bias.share, 1 - bias.share) if decided else math.nan
     texts = []
-    if decided and bias.p_value < SURE and share >= 0.5 + NOTABLE:
+    if decided and chance < SURE and share >= 0.5 + NOTABLE:
         texts.append(
             f"Warning: the judge prefers place {place}. It chose the response there in {share:.0%} of {decided} "
-            "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not trust "
-            "this judge without --both-orders, or at all if the share is near 100%."
+            "decided comparisons, whichever model had written it. The win rate is pulled towards one half; do not "
+            "trust it. With --both-orders the place evens out; a judge with a share near 100% says nothing at all."
         )
     swayed = bias.first_twice + bias.second_twice
     if bias.pairs and swayed > bias.pairs / 2:
@@ -184,8 +193,7 @@ def _missing_text(counted: Mapping[str, int], total: int) -> list[str]:
 def _figures(ours: str, theirs: str, found: WinRate, rates: Sequence[float], bias: Places) -> list[Figure]:
     labels = [f"draw {number}" for number in range(1, len(rates) + 1)] if len(rates) > 1 else []
     values = [*rates, found.rate] if labels else [found.rate]
-    low = [*rates, found.low] if labels else [found.low]
-    high = [*rates, found.high] if labels else [found.high]
+    low, high = ([math.nan] * len(labels) + [end] for end in (found.low, found.high))
     half = [Mark(0.5, "as good")]
     figures = [
         Figure(
