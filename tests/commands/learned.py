@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHAT = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
@@ -71,18 +71,22 @@ def model_that_completes(folder: Path, answers: Mapping[str, str]) -> Path:
     return folder
 
 
-def model_that_always_answers(folder: Path, contents: Sequence[str], answer: str, positions: int) -> Path:
-    """A chat model that has one answer to everything. contents: messages that it learns it on."""
+def judge_of_one_rating(folder: Path, rating: str) -> Path:
+    """A chat model whose next token is always ``[[rating]]``, which its tokenizer has as one word."""
     tokenizer = bytes_tokenizer(CHAT)
-    examples = []
-    for content in contents:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    tokenizer.add_tokens([f"[[{rating}]]"])
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer), n_positions=8192, n_embd=16, n_layer=1, n_head=2, tie_word_embeddings=False,
+            bos_token_id=0, eos_token_id=1, pad_token_id=1,
         )
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        examples.append((ids, [*tokenizer(answer)["input_ids"], 1]))
-    model = small_model(positions)
-    learn(model, examples)
+    )  # fmt: skip
+    with torch.no_grad():
+        model.transformer.ln_f.weight.zero_()  # the last state is the bias, at every position
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[len(tokenizer) - 1] = 1.0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -67,7 +67,7 @@ def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
         (["RUN", "--temperature", "-1"], "temperature is -1.0"),
         (["RUN", "--batch-size", "0"], "batch-size is 0"),
         (["RUN", "--dtype", "int8"], "--dtype int8 is not known"),
-        (["RUN", "--device", "frob"], "--device frob is no device"),
+        (["RUN", "--device", "frob"], "--device frob"),
         (["RUN", "--max-new-tokens", "1000"], "positions"),
         (["-m", "/nonexistent/model", "--prompts", "PROMPTS", "-o", "z"], "--model"),
         (["-m", "PICO", "--prompts", "missing.jsonl", "-o", "z"], "missing.jsonl cannot be read"),

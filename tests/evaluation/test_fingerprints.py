@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,18 @@ def test_weights(tmp_path: Path) -> None:
     assert weights_fingerprint(str(tmp_path / "c")) != first
     with pytest.raises(DataError, match="has no weights"):
         weights_fingerprint(str(tmp_path))
+
+
+def test_an_adapter_hangs_on_its_model(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 1):
+        base = tmp_path / "base"
+        policy(seed).save_pretrained(base)
+        (tmp_path / "adapter").mkdir(exist_ok=True)
+        (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"the same")
+        (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+        found.append(weights_fingerprint(str(tmp_path / "adapter")))
+    assert found[0] != found[1]
 
 
 def test_tokenizer() -> None:

@@ -25,7 +25,7 @@ BatchSize = Annotated[int, typer.Option("--batch-size", "-b", help="Prompts answ
 TopK = Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: from all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this total probability.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="Only the first so many.", show_default="all")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.", show_default="all")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (bf16 on GPUs that have it), float32, bfloat16, float16.")]
 Device = Annotated[str | None, typer.Option("--device", help="As cpu or cuda:1.", show_default="the accelerator")]
 Restart = Annotated[

@@ -14,7 +14,9 @@ KINDS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 def weights_fingerprint(name: str, revision: str | None = None) -> str:
-    """SHA-256 of the names and contents of a model's files of weights; of a hub model, those in the local cache."""
+    """SHA-256 of the names and contents of a model's files of weights; of a hub model, those in the local cache; of a
+    PEFT adapter, also those of the model that it was made for.
+    """
     folder = Path(name) if Path(name).is_dir() else _cached(name, revision)
     for kind in KINDS:
         files = sorted(folder.glob(kind))
@@ -26,6 +28,10 @@ def weights_fingerprint(name: str, revision: str | None = None) -> str:
     for path in files:
         with path.open("rb") as file:
             checksum.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        checksum.update(f"adapter of {weights_fingerprint(str(base))}".encode())
     return checksum.hexdigest()
 
 

@@ -13,11 +13,8 @@ from wpr.evaluation.fingerprints import weights_fingerprint
 from wpr.evaluation.generation import Asked, Speaker
 from wpr.evaluation.prompts import prompt_id
 from wpr.pipeline.errors import OptionError, RunFolderError
-from wpr.pipeline.folder import RunFolder
+from wpr.pipeline.finished_run import REFERENCE, FinishedRun, device_of
 from wpr.pipeline.models import load_any_causal, load_tokenizer
-
-REFERENCE = "sft"
-"""What files call the model that policies start from."""
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
 """The recipe's words and torch's."""
@@ -35,32 +32,14 @@ class RunModels:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "manifest.json").is_file():
-            raise RunFolderError(
-                f"{folder} is no run's folder: it has no manifest.json; name the folder that `wpr run` wrote, or give "
-                "models with --model"
-            )
+        run = FinishedRun(folder)
         self.folder = folder
-        manifest = RunFolder(folder, writes=False).manifest
-        self.recipe: Mapping[str, Any] = manifest.get("recipe") or {}
-        if not self.recipe:
-            raise RunFolderError(f"{folder / 'manifest.json'} has no recipe; let `wpr run` go on with the run first")
+        self.recipe = run.recipe
         self.settings = DataSettings(**self._made(self.recipe["data"]))
-        done = {name for name, record in manifest["stages"].items() if record["status"] == "done"}
-        start = str(self._made(self.recipe["model"]["name"]))
-        if self.recipe.get("sft") is not None:
-            if "sft" not in done:
-                raise RunFolderError(f"{folder} has no finished SFT model yet; finish it with `wpr run` first")
-            start = str(folder / "sft" / "model")
-        self.models = {REFERENCE: start}
-        self.unfinished: list[str] = []
-        for name in manifest["stages"]:
-            if name.startswith("ppo/"):
-                policy = name.removeprefix("ppo/")
-                if name in done and (folder / name / "model").is_dir():
-                    self.models[policy] = str(folder / name / "model")
-                else:
-                    self.unfinished.append(policy)
+        policies = [name.removeprefix("ppo/") for name in run.manifest["stages"] if name.startswith("ppo/")]
+        self.models = {REFERENCE: run.sft_model}
+        self.models |= {name: str(folder / "ppo" / name / "model") for name in run.finished}
+        self.unfinished = [name for name in policies if name not in self.models]
 
     def _made(self, value: Any) -> Any:
         """Settings with ``{prepare}`` replaced by the folder that it stands for."""
@@ -115,8 +94,6 @@ class RunModels:
         """The first held-out prompts, as PPO was given them: without repetitions, and without those that are too long
         for it.
         """
-        if limit is not None and limit < 1:
-            raise OptionError(f"--limit {limit} leaves nothing; it must be 1 or more")
         named = [
             dataclasses.replace(row, columns={**row.columns, ID_COLUMN: prompt_id(row)}) for row in self.held_out()
         ]
@@ -150,7 +127,7 @@ def load_speaker(
     """
     tokenizer = load_tokenizer(name, setting="--model") if tokenizer is None else tokenizer
     encoder = Encoder(tokenizer, settings)
-    model = load_any_causal(name, dtype, device)
+    model = load_any_causal(name, dtype, device_of(device))
     stops = {encoder.end_id, tokenizer.eos_token_id}
     if own_stops:
         own = model.generation_config.eos_token_id

@@ -47,24 +47,16 @@ def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
     )
 
 
-def load_any_causal(name: str, dtype: str, device: str | None) -> Any:
-    """A language model to generate with. dtype: ``auto`` is bf16 on GPUs that have it and float32 elsewhere. device:
-    None is the accelerator, if there is one.
-    """
+def load_any_causal(name: str, dtype: str, device: torch.device) -> Any:
+    """A language model to generate with. dtype: ``auto`` is bf16 on GPUs that have it and float32 elsewhere."""
     from transformers import AutoModelForCausalLM
 
     if dtype not in DTYPES:
         raise OptionError(f"--dtype {dtype} is not known; choose {', '.join(DTYPES)}")
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    try:
-        place = torch.device(device) if device is not None else found or torch.device("cpu")
-    except RuntimeError as error:
-        raise OptionError(f"--device {device} is no device: {first_line(error)}") from None
     if dtype == "auto":
-        fine = place.type == "cuda" and torch.cuda.is_bf16_supported()
-        dtype = "bfloat16" if fine else "float32"
+        dtype = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     model = _load(AutoModelForCausalLM, name, "language model", setting="--model", dtype=getattr(torch, dtype))
-    return model.to(place).eval()
+    return model.to(device).eval()
 
 
 def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
