@@ -22,9 +22,13 @@ COMMANDS = [
     "sweep",
     "recipes",
     "report",
+    "judge",
     "doctor",
     "geometry build",
     "geometry show",
+    "generate",
+    "mt-bench",
+    "pass-at-1",
 ]
 
 

@@ -17,6 +17,10 @@ from rich.text import Text
 
 from wpr import __version__
 from wpr.commands.analyze import app as analyze_app
+from wpr.commands.generate import generate
+from wpr.commands.judge import judge
+from wpr.commands.mt_bench import mt_bench
+from wpr.commands.pass_at_1 import pass_at_1
 
 app = typer.Typer(
     name="wpr",
@@ -271,6 +275,12 @@ def geometry_show(
     from wpr.pipeline.geometry import show_geometry
 
     out.print(show_geometry(model, file, words or []), highlight=False)
+
+
+app.command()(generate)
+app.command()(judge)
+app.command("mt-bench")(mt_bench)
+app.command("pass-at-1")(pass_at_1)
 
 
 def _execute(

@@ -1,1 +1,1 @@
-"""Commands of `wpr` in files of their own: they read options, call the layers below, and print."""
+"""Commands of `wpr`, one file each; `wpr.cli` registers them."""

@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from wpr.language_models import is_peft
-from wpr.pipeline.errors import UserError, first_line
+from wpr.pipeline.errors import OptionError, UserError, first_line
 from wpr.pipeline.recipe import LoraSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-def load_tokenizer(name: str, revision: str | None = None) -> Any:
+
+def load_tokenizer(name: str, revision: str | None = None, setting: str = "model.name") -> Any:
     """The tokenizer, with a padding token: models without one pad with end of sequence, which attention leaves out."""
     from transformers import AutoTokenizer
 
-    tokenizer = _load(AutoTokenizer, name, "tokenizer", revision=revision)
+    tokenizer = _load(AutoTokenizer, name, "tokenizer", setting, revision=revision)
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no end-of-sequence token, so that responses could not end; set eos_token in "
@@ -45,6 +47,18 @@ def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
     )
 
 
+def load_any_causal(name: str, dtype: str, device: torch.device) -> Any:
+    """A language model to generate with. dtype: ``auto`` is bf16 on GPUs that have it and float32 elsewhere."""
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise OptionError(f"--dtype {dtype} is not known; choose {', '.join(DTYPES)}")
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    model = _load(AutoModelForCausalLM, name, "language model", setting="--model", dtype=getattr(torch, dtype))
+    return model.to(device).eval()
+
+
 def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
     """The same model with a score in place of the next token; its head is new and, for a seed, always the same."""
     from transformers import AutoModelForSequenceClassification
@@ -61,12 +75,12 @@ def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
     return model
 
 
-def _load(auto: Any, name: str, role: str, **options: Any) -> Any:
+def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
     options = {key: value for key, value in options.items() if value is not None}
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise _not_loaded(name, role, "model.name", error) from error
+        raise _not_loaded(name, role, setting, error) from error
 
 
 def check_model(name: str, setting: str) -> None:

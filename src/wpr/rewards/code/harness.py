@@ -305,7 +305,7 @@ def main() -> int:
     try:
         source = receive().decode("utf-8", "surrogatepass")
         code = compile(source, "program.py", "exec", dont_inherit=True)
-        names = ready_names(code)
+        names = {} if setup["bare"] else ready_names(code)
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         send(1, f"{type(error).__name__}: {error}"[:STDERR_KEPT])
         return 0

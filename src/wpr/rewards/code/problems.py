@@ -34,6 +34,8 @@ class Problem:
     difficulty: for `pass_at_1`, such as ``introductory``, ``interview`` and ``competition``.
     problem_id: what messages call it.
     starter_code: the first lines of the function, which the prompt shows.
+    bare: without the names that APPS's tester has ready (``List``, ``deque``, ``sqrt``, ...): a program imports what it
+        uses.
     """
 
     tests: tuple[Case, ...]
@@ -41,6 +43,7 @@ class Problem:
     difficulty: str = "unknown"
     problem_id: str = "problem"
     starter_code: str = ""
+    bare: bool = False
 
     def __post_init__(self) -> None:
         if not self.tests:

@@ -61,7 +61,7 @@ class Runner:
         while len(results) < len(problem.tests):  # a broken sandbox is replaced
             with Sandbox(self.limits, self.bwrap) as sandbox:
                 try:
-                    compiled, told = sandbox.prepare(program, problem.fn_name)
+                    compiled, told = sandbox.prepare(program, problem.fn_name, problem.bare)
                 except SandboxTimeoutError:  # time is up is never "does not compile"
                     results = ["timeout" for _ in problem.tests]
                     return Outcome(True, tuple(results), "compiling took too long")

@@ -194,14 +194,15 @@ class Sandbox:
             if writer >= 0:
                 os.close(writer)
 
-    def prepare(self, program: str, fn_name: str | None = None) -> tuple[bool, str]:
-        """Hand over the program. Whether it compiles, and the compiler's words if not."""
+    def prepare(self, program: str, fn_name: str | None = None, bare: bool = False) -> tuple[bool, str]:
+        """Hand over the program. Whether it compiles, and the compiler's words if not. bare: see `Problem`."""
         self.fn_name = fn_name
         setup = {
             "limits": asdict(self.limits),
             "isolated": self.bwrap is not None,
             "filter": filter_program(platform.machine()),
             "fn_name": fn_name,
+            "bare": bare,
             "user": user_of(self.number) if self.bwrap is not None else None,
         }
         try:

@@ -1,0 +1,161 @@
+"""pass@1 of generated programs: run in the sandbox, resumable, counted by difficulty with every outcome shown."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wpr.data.rows import DataError
+from wpr.evaluation.code_tasks import CodeTask
+from wpr.evaluation.fingerprints import content_fingerprint
+from wpr.evaluation.journal import Journal, read_lines, refuse_other_header
+from wpr.evaluation.response_file import ResponseFile
+from wpr.evaluation.win_rate import win_rate
+from wpr.findings import Cell, Figure, Finding, Series
+from wpr.rewards.code import Limits, Outcome, Runner
+
+KINDS = ("passed", "wrong", "error", "timeout", "syntax")
+"""passed: every test. wrong: a test gave something else. error: a test raised or was killed. timeout: time was up.
+syntax: no Python program at all. Where tests of a program end differently, the first error or timeout names it."""
+
+AT_A_TIME = 8
+"""Programs a worker between two writes to the disk."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of one task's program."""
+
+    task_id: str
+    difficulty: str
+    kind: str
+    message: str
+    program: str
+
+
+def kind_of(outcome: Outcome) -> str:
+    """One of `KINDS`."""
+    if not outcome.compiled:
+        return "syntax"
+    for result in outcome.results:
+        if result in ("error", "timeout"):
+            return str(result)
+    return "passed" if outcome.passed else "wrong"
+
+
+def run_programs(
+    path: Path,
+    tasks: Sequence[CodeTask],
+    responses: ResponseFile,
+    limits: Limits,
+    runner: Runner,
+    restart: str,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Tried]:
+    """Run the program of each task's response; outcomes that an earlier process wrote to ``path`` are taken as they
+    are.
+    """
+    answers = responses.by_prompt()
+    missing = [task.task_id for task in tasks if task.task_id not in answers]
+    if missing:
+        raise DataError(
+            f"{responses.path} has no response to {len(missing)} of {len(tasks)} tasks, {missing[0]} the first; make "
+            "it for the same problems"
+        )
+    programs = {task.task_id: task.program(answers[task.task_id].response) for task in tasks}
+    tests = [[task.task_id, asdict(task.problem)] for task in tasks]
+    header = {
+        "format": 1,
+        "responses": dict(responses.header),
+        "programs": content_fingerprint(programs),
+        "tests": content_fingerprint(tests),
+        "limits": asdict(limits),
+    }
+    if path.exists():
+        old, rows = read_lines(path)
+        refuse_other_header(path, old, header, restart)
+        advance(len(tasks))
+        return [Tried(**row) for row in rows]
+    with Journal(path, header, restart) as journal:
+        done = {row["task_id"]: Tried(**row) for row in journal.rows}
+        advance(len(done))
+        waiting = [task for task in tasks if task.task_id not in done]
+        size = AT_A_TIME * runner.workers
+        for start in range(0, len(waiting), size):
+            part = waiting[start : start + size]
+            outcomes = runner.run([(programs[task.task_id], task.problem) for task in part])
+            tried = [
+                Tried(task.task_id, task.problem.difficulty, kind_of(outcome), outcome.message, programs[task.task_id])
+                for task, outcome in zip(part, outcomes, strict=True)
+            ]
+            journal.append([asdict(one) for one in tried])
+            done.update((one.task_id, one) for one in tried)
+            advance(len(tried))
+        ordered = [done[task.task_id] for task in tasks]
+        journal.finish([asdict(one) for one in ordered])
+    return ordered
+
+
+def scores(model: str, tried: Sequence[Tried]) -> list[list[Cell]]:
+    """Table rows of one model: a difficulty each, and all together where there are several."""
+    groups: dict[str, list[Tried]] = {}
+    for one in tried:
+        groups.setdefault(one.difficulty, []).append(one)
+    if len(groups) > 1:
+        groups["all"] = list(tried)
+    rows: list[list[Cell]] = []
+    for name, group in groups.items():
+        counts = Counter(one.kind for one in group)
+        # A pass is a win over one half and a failure a loss, so that this is Wilson's interval of the share.
+        rate = win_rate([float(one.kind == "passed") for one in group], [0.5] * len(group))
+        error = math.sqrt(rate.rate * (1 - rate.rate) / len(group))
+        rows.append([model, name, len(group), rate.rate, error, rate.low, rate.high, *(counts[kind] for kind in KINDS)])
+    return rows
+
+
+COLUMNS = ["model", "difficulty", "problems", "pass_at_1", "standard_error", "low", "high", *KINDS]
+
+
+def pass_at_1_finding(
+    benchmark: str,
+    tried: Mapping[str, Sequence[Tried]],
+    responses: Mapping[str, ResponseFile],
+    settings: dict[str, Any],
+) -> Finding:
+    """The table and the figure of models that were tried on the same tasks."""
+    rows = [row for model, one in tried.items() for row in scores(model, one)]
+    text = [
+        "pass@1: the share of problems whose program passes every test, one program a problem. standard_error is "
+        "sqrt(p (1 - p) / n); low and high are Wilson's 95% interval. Counts: passed; wrong, a test gave something "
+        "else; error, a test raised or was killed; timeout; syntax, no Python program at all."
+    ]
+    for model, file in responses.items():
+        cut = sum(row.stopped is False for row in file.rows)
+        if cut:
+            text.append(
+                f"{model}: {cut} of {len(file.rows)} responses were cut at the longest length allowed; where programs "
+                "are missing their end, raise --max-new-tokens."
+            )
+    series = [
+        Series(
+            model,
+            [str(row[1]) for row in rows if row[0] == model],
+            [float(row[3] or 0) for row in rows if row[0] == model],
+            [float(row[5] or 0) for row in rows if row[0] == model],
+            [float(row[6] or 0) for row in rows if row[0] == model],
+        )
+        for model in tried
+    ]
+    return Finding(
+        name=f"pass-at-1-{benchmark}",
+        title=f"pass@1 on {benchmark}",
+        text=text,
+        columns=COLUMNS,
+        rows=rows,
+        figures=[Figure("bars", f"pass@1 on {benchmark}", "difficulty", "pass@1", series)],
+        settings=settings,
+    )

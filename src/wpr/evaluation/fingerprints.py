@@ -1,0 +1,54 @@
+"""Fingerprints that say whether two files of responses came from the same weights and the same tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from wpr.data.rows import DataError
+
+KINDS = ("*.safetensors", "*.bin", "*.gguf")
+"""Files of weights, the first kind that a folder has; some folders hold the same weights in two kinds."""
+
+
+def weights_fingerprint(name: str, revision: str | None = None) -> str:
+    """SHA-256 of the names and contents of a model's files of weights; of a hub model, those in the local cache; of a
+    PEFT adapter, also those of the model that it was made for.
+    """
+    folder = Path(name) if Path(name).is_dir() else _cached(name, revision)
+    for kind in KINDS:
+        files = sorted(folder.glob(kind))
+        if files:
+            break
+    else:
+        raise DataError(f"{folder} has no weights ({', '.join(KINDS)}), so that its responses could not be traced")
+    checksum = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            checksum.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        checksum.update(f"adapter of {weights_fingerprint(str(base))}".encode())
+    return checksum.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """SHA-256 of what turns text into tokens: vocabulary, rules and chat template."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    rules = inner.to_str() if inner is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    content = [rules, getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def content_fingerprint(values: Any) -> str:
+    """SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def _cached(name: str, revision: str | None) -> Path:
+    from transformers.utils import cached_file
+
+    return Path(cached_file(name, "config.json", revision=revision)).parent

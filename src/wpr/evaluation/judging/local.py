@@ -1,0 +1,118 @@
+"""Judges in this process: a Python function, and a reward model."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wpr.evaluation.judging.questions import JudgingError, Question, Reply
+
+
+class FunctionJudge:
+    """``function(prompt=..., response_a=..., response_b=...)``, which returns "A", "B" or "E".
+
+    Its answers are kept like those of any judge, and asked for anew when the file that it stands in has changed.
+    """
+
+    batch_size = 1
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.name = name.rsplit(":", 1)[-1]
+        self.identity: Mapping[str, Any] = {"function": name, "source": _source(function)}
+
+    def replies(self, questions: Sequence[Question]) -> list[Reply]:
+        """See `LocalJudge.replies`."""
+        return [Reply(self._ask(question)) for question in questions]
+
+    def _ask(self, question: Question) -> str:
+        try:
+            found = self.function(**question.fields)
+        except Exception as error:
+            raise JudgingError(
+                f"the judge {self.identity['function']} raised {type(error).__name__}: {error} (comparison "
+                f"{question.id}); it is called with {', '.join(question.fields)} by name"
+            ) from error
+        # Neither a text nor a number: shown with its kind, so that a list of one letter is not read as that letter.
+        return str(found) if isinstance(found, str | int | float) else f"{type(found).__name__} {found!r}"
+
+
+class RewardModelJudge:
+    """The response with the higher score wins; equal scores are a tie. Each response is scored once."""
+
+    def __init__(self, folder: str, batch_size: int = 32, device: str | None = None) -> None:
+        import torch
+        from transformers import AutoTokenizer
+
+        from wpr.rewards import RewardModel
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            self._model = RewardModel.from_pretrained(folder, tokenizer=tokenizer, batch_size=batch_size)
+        except (OSError, ValueError) as error:
+            raise JudgingError(f"{folder} cannot be loaded as a reward model: {error}") from error
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._model.to(self._device)
+        self._scores: dict[tuple[str, str], float] = {}
+        self.batch_size = batch_size
+        self.name = Path(folder).name if Path(folder).name != "model" else Path(folder).resolve().parent.name
+        self.identity: Mapping[str, Any] = {"reward_model": _weights(folder, self._model.model)}
+
+    def replies(self, questions: Sequence[Question]) -> list[Reply]:
+        """See `LocalJudge.replies`."""
+        places = [(question.fields["prompt"], question.fields[name]) for question in questions for name in
+                  ("response_a", "response_b")]  # fmt: skip
+        self._score(places)
+        return [Reply(_verdict(*(self._scores[_name(*place)] for place in places[i : i + 2])))
+                for i in range(0, len(places), 2)]  # fmt: skip
+
+    def _score(self, places: list[tuple[Any, str]]) -> None:
+        import torch
+
+        from wpr.rewards import Completions
+
+        new = {_name(*place): place for place in places if _name(*place) not in self._scores}
+        if not new:
+            return
+        nothing = torch.zeros(len(new), 1, dtype=torch.long, device=self._device)  # the model tokenizes the texts
+        prompts, responses = zip(*new.values(), strict=True)
+        scores = self._model(Completions(prompts, responses, nothing, nothing, nothing[:, 0]))
+        self._scores.update(zip(new, scores.tolist(), strict=True))
+
+
+def _name(prompt: Any, response: str) -> tuple[str, str]:
+    return json.dumps(prompt), response
+
+
+def _verdict(first: float, second: float) -> str:
+    if first != first or second != second:
+        raise JudgingError("the reward model gave a score that is not a number (nan); check its weights")
+    choice = "A" if first > second else "B" if second > first else "E"
+    return json.dumps({"comparison": f"scores {first:.6g} and {second:.6g}", "choice": choice})
+
+
+def _source(function: Callable[..., Any]) -> str:
+    """A fingerprint of the file that a function stands in; of callable objects, that of their class."""
+    try:
+        file = inspect.getsourcefile(function if inspect.isroutine(function) else type(function))
+    except TypeError:
+        file = None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else "built in"
+
+
+def _weights(folder: str, model: Any) -> str:
+    """A fingerprint of a model's files, so that another model in the same place is another judge."""
+    if not Path(folder).is_dir():
+        return f"{folder}@{getattr(model.config, '_commit_hash', None)}"
+    found = hashlib.sha256()
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt"):
+            found.update(f"{path.name}:{path.stat().st_size}:".encode())
+            with path.open("rb") as file:
+                for part in iter(lambda: file.read(1 << 20), b""):
+                    found.update(part)
+    return found.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Rubrics that ship with the package: what a judge is told, one file each."""

@@ -1,0 +1,65 @@
+"""From conversations to questions for a judge, and from the judge's answers to grades."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wpr.evaluation.judging.asking import Asked
+from wpr.evaluation.judging.questions import Answer
+from wpr.evaluation.judging.questions import Question as Asking
+from wpr.evaluation.mt_bench.questions import Question
+from wpr.evaluation.mt_bench.rubric import ANSWER_FORM, grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.scores import Grade
+from wpr.evaluation.response_file import ResponseFile
+
+TURNS = (1, 2)
+
+
+def to_be_graded(
+    model: str, questions: Sequence[Question], answers: Sequence[ResponseFile], bare_numbers: bool = False
+) -> list[Asking]:
+    """One question for the judge about each answer.
+
+    answers: of the first and of the second turn. bare_numbers: the judge is a function, which may return a number. It
+    is called with ``questions`` and ``answers`` (lists, one text a turn so far), ``reference`` (None if there is none),
+    ``category`` and ``turn``.
+    """
+    turns = [file.by_prompt() for file in answers]
+    asked = []
+    for question in questions:
+        given = (turns[0][question.question_id].response, turns[1][question.question_id].response)
+        for turn in TURNS:
+            asked.append(
+                Asking(
+                    _name(model, question, turn),
+                    ({"role": "user", "content": grading_prompt(question, given, turn)},),
+                    {
+                        "questions": list(question.turns[:turn]),
+                        "answers": list(given[:turn]),
+                        "reference": question.references[turn - 1],
+                        "category": question.category,
+                        "turn": turn,
+                    },
+                    read_number if bare_numbers else read_rating,
+                    ANSWER_FORM,
+                )
+            )
+    return asked
+
+
+def grades_of(model: str, questions: Sequence[Question], asked: Asked) -> list[Grade]:
+    """What the judge said of a model's answers."""
+    return [
+        _grade(question.question_id, turn, asked.answers[_name(model, question, turn)])
+        for question in questions
+        for turn in TURNS
+    ]
+
+
+def _grade(name: str, turn: int, answer: Answer) -> Grade:
+    status = {"read": "graded", "unreadable": "unparsable"}.get(answer.status, "failed")
+    return Grade(name, turn, answer.value, status, answer.reason, [reply.text for reply in answer.replies])
+
+
+def _name(model: str, question: Question, turn: int) -> str:
+    return f"{model} {question.question_id} {turn}"

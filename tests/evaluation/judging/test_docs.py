@@ -1,0 +1,52 @@
+"""The examples of docs/judging.md run as they are printed, and what it says of defaults is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.judging.coverage import coverage
+from wpr.evaluation.judging.protocol import Protocol
+from wpr.evaluation.judging.questions import Limits
+from wpr.evaluation.judging.result import NOTABLE, SURE, UNREAD_SHARE
+from wpr.evaluation.judging.rubric import read_rubric, shipped_rubrics
+from wpr.evaluation.judging.server import LARGEST_BODY, SETTINGS
+from wpr.evaluation.judging.statistics import RESAMPLES
+
+PAGE = (Path(__file__).parents[3] / "docs" / "judging.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    file = tmp_path / "example.py"
+    file.write_text(example)
+    exec(compile(example, str(file), "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == "[1, 2, 3]\n"
+
+
+def test_the_rubric_can_be_read() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert read_rubric(example, "joke", "joke").answer == "letter"
+    for name in shipped_rubrics():
+        assert f"--rubric {name}" in PAGE
+
+
+def test_defaults_are_as_it_says() -> None:
+    limits, protocol = Limits(), Protocol()
+    assert (limits.concurrency, limits.longest_wait, limits.give_up_after, limits.first_wait) == (16, 300, 20, 1)
+    assert (protocol.prompts, protocol.draws, protocol.seed) == (50, 5, 0)
+    assert SETTINGS == {"temperature": 0, "max_tokens": 512}
+    assert (LARGEST_BODY, RESAMPLES) == (2_000_000, 4000)
+    assert (SURE, NOTABLE, UNREAD_SHARE) == (0.01, 0.1, 0.05)
+
+
+def test_a_row_of_the_table_of_coverage() -> None:
+    """A quarter of its repeats; within three standard errors of such a share."""
+    row = next(line for line in PAGE.splitlines() if line.startswith("| 100 | 0.3 | 0.7 |"))
+    interval, again, draws = (float(cell) for cell in row.split("|")[4:7])
+    found = coverage(100, 0.7, 0.3, repeats=500, resamples=400, seed=1)
+    assert 100 * found.interval == pytest.approx(interval, abs=3)
+    assert 100 * found.bootstrap == pytest.approx(again, abs=3)
+    assert 100 * found.draws == pytest.approx(draws, abs=6.3)

@@ -1,0 +1,100 @@
+"""Keys stay out of what is written and shown; addresses have one form and no secrets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import traceback
+from urllib.parse import quote
+
+import pytest
+
+from tests.evaluation.judging.asked import KEY
+from wpr.evaluation.judging.questions import JudgingSettingsError
+from wpr.evaluation.judging.redaction import REMOVED, Secret, checked_address, is_here, shown
+
+
+@pytest.mark.parametrize(
+    "form",
+    [KEY, json.dumps(KEY), json.dumps(KEY).replace("/", "\\/"), quote(KEY, safe=""), f"Bearer {KEY}",
+     base64.b64encode(KEY.encode()).decode()],
+)  # fmt: skip
+def test_a_key_is_removed_in_every_form(form: str) -> None:
+    secret = Secret(KEY)
+    left = secret.remove_from(f"before {form} after")
+    assert REMOVED in left
+    assert KEY[8:] not in left
+    assert base64.b64encode(KEY.encode()).decode().rstrip("=") not in left
+
+
+def test_a_secret_does_not_show_itself() -> None:
+    secret = Secret(KEY)
+    assert KEY not in repr(secret) + str(secret) + f"{secret}" + repr([secret])
+    assert secret.reveal() == KEY
+
+
+def test_placeholders_are_left_in_texts() -> None:
+    assert Secret("EMPTY").remove_from("EMPTY words") == "EMPTY words"
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", f"  {KEY}\n")
+    found = Secret.from_environment("MY_KEY")
+    assert found is not None
+    assert found.reveal() == KEY
+    monkeypatch.setenv("MY_KEY", "")
+    assert Secret.from_environment("MY_KEY") is None
+
+
+@pytest.mark.parametrize("value", [f"{KEY}\n{KEY}", f"{KEY} x", KEY + "é", KEY + "\x7f"])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises(JudgingSettingsError, match="MY_KEY holds a key with a space") as caught:
+        Secret.from_environment("MY_KEY")
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_a_server_says_is_made_fit_for_a_message() -> None:
+    assert shown(f"a\x1b[31m\n b {KEY}", Secret(KEY)) == f"a [31m b {REMOVED}"
+    assert len(shown("x" * 1000, None)) == 300
+
+
+@pytest.mark.parametrize(
+    ("address", "form"),
+    [
+        ("http://localhost:8000/v1/", "http://localhost:8000/v1"),
+        ("HTTP://LocalHost:80/v1", "http://localhost/v1"),
+        ("https://api.example.com:443", "https://api.example.com"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
+    ],
+)
+def test_addresses_have_one_form(address: str, form: str) -> None:
+    assert checked_address(address) == form
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("https://me:secretpw@example.com/v1", "user name or password"),
+        ("https://secretpw@example.com/v1", "user name or password"),
+        ("https://example.com/v1?api-key=secretpw", "a query"),
+        ("https://example.com/v1#secretpw", "a fragment"),
+        ("ftp://example.com", "must start with http"),
+        ("localhost:8000", "must start with http"),
+        ("http://", "must start with http"),
+        ("http://x:99999999/secretpw", "cannot be read"),
+    ],
+)
+def test_addresses_that_are_refused_do_not_show_their_secrets(address: str, told: str) -> None:
+    with pytest.raises(JudgingSettingsError, match=told) as caught:
+        checked_address(address)
+    assert "secretpw" not in str(caught.value)
+
+
+def test_this_machine() -> None:
+    assert is_here("http://localhost:8000")
+    assert is_here("http://127.0.0.1/v1")
+    assert is_here("http://[::1]:80")
+    assert not is_here("http://192.168.0.1")

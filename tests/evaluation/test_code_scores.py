@@ -1,0 +1,80 @@
+"""pass@1: counts, intervals, and programs that are not run twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.humaneval_like import write
+from wpr.data.rows import DataError
+from wpr.evaluation.code_scores import COLUMNS, Tried, pass_at_1_finding, run_programs, scores
+from wpr.evaluation.code_tasks import read_tasks
+from wpr.evaluation.response_file import Response, ResponseFile
+from wpr.rewards.code import Limits, Runner
+
+GOOD = {"Made/0": "    return sum(numbers)", "Made/1": "    return 4 * x"}
+
+
+class Counting(Runner):
+    """Counts what it runs."""
+
+    def __init__(self, limits: Limits, stop_after: int | None = None) -> None:
+        super().__init__(limits, workers=1)
+        self.count, self.stop_after = 0, stop_after
+
+    def run(self, programs: Any) -> Any:
+        if self.stop_after is not None and self.count >= self.stop_after:
+            raise KeyboardInterrupt
+        self.count += len(programs)
+        return super().run(programs)
+
+
+def responses(texts: dict[str, str]) -> ResponseFile:
+    rows = tuple(Response(name, "", text, 0.0, 5, name != "Made/1") for name, text in texts.items())
+    return ResponseFile(Path("m-t0.jsonl"), {"seed": 0}, rows)
+
+
+def test_runs_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wpr.evaluation.code_scores.AT_A_TIME", 1)
+    _, tasks = read_tasks(write(tmp_path), "complete")
+    limits, path = Limits(wall_seconds=20), tmp_path / "outcomes.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_programs(path, tasks, responses(GOOD), limits, Counting(limits, stop_after=1), "")
+    runner = Counting(limits)
+    found = run_programs(path, tasks, responses(GOOD), limits, runner, "")
+    assert runner.count == 1
+    assert [(one.task_id, one.kind) for one in found] == [("Made/0", "passed"), ("Made/1", "passed")]
+    assert run_programs(path, tasks, responses(GOOD), limits, runner, "") == found
+    assert runner.count == 1
+    changed = GOOD | {"Made/1": "    return 5 * x"}
+    with pytest.raises(DataError, match="made otherwise.*programs"):
+        run_programs(path, tasks, responses(changed), limits, runner, "")
+    with pytest.raises(DataError, match="no response to 1 of 2 tasks, Made/1 the first"):
+        run_programs(path, tasks, responses({"Made/0": ""}), limits, runner, "")
+
+
+def tried(**counts: int) -> list[Tried]:
+    return [
+        Tried(f"{kind}{i}", "hard" if i % 2 else "easy", kind, "", "") for kind, n in counts.items() for i in range(n)
+    ]
+
+
+def test_table() -> None:
+    """Wilson's interval for 30 of 100, from its closed form."""
+    rows = scores("m", tried(passed=30, wrong=40, error=15, timeout=5, syntax=10))
+    assert [row[1] for row in rows] == ["easy", "hard", "all"]
+    whole = dict(zip(COLUMNS, rows[-1], strict=True))
+    assert whole["problems"] == 100
+    assert whole["pass_at_1"] == pytest.approx(0.3)
+    assert whole["standard_error"] == pytest.approx((0.3 * 0.7 / 100) ** 0.5)
+    assert (whole["low"], whole["high"]) == (pytest.approx(0.21895, abs=1e-5), pytest.approx(0.39585, abs=1e-5))
+    assert [whole[kind] for kind in ("passed", "wrong", "error", "timeout", "syntax")] == [30, 40, 15, 5, 10]
+    assert sum(int(row[2] or 0) for row in rows[:2]) == 100
+
+
+def test_finding_says_what_was_cut() -> None:
+    finding = pass_at_1_finding("humaneval", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {})
+    assert any("1 of 2 responses were cut" in text for text in finding.text)
+    assert finding.name == "pass-at-1-humaneval"

@@ -1,0 +1,127 @@
+"""From responses to programs, and what becomes of them in the sandbox."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.humaneval_like import PROBLEMS, write
+from wpr.data.readers import Record
+from wpr.data.rows import DataError
+from wpr.evaluation.code_scores import kind_of
+from wpr.evaluation.code_tasks import CodeTask, Style, humaneval_file, humaneval_task, read_tasks
+from wpr.rewards.code import Limits, Outcome, Runner
+
+
+def task(number: int, style: Style) -> CodeTask:
+    return humaneval_task(Record("here:1", PROBLEMS[number]), style)
+
+
+def kind(made: CodeTask, response: str) -> str:
+    runner = Runner(Limits(wall_seconds=20, cpu_seconds=1), workers=1)
+    return kind_of(runner.run([(made.program(response), made.problem)])[0])
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("    return sum(numbers)\n", "passed"),
+        ("    return sum(numbers)\n\n\ndef other():\n    this is cut off", "passed"),
+        ("    return sum(numbers)\n\nprint(total([1]))\n# and so on ((", "passed"),
+        ("    print('noise')\n    return sum(numbers)\n", "passed"),
+        ("    x: List[int] = numbers\n    return sum(x)\n", "passed"),  # the prompt imports List
+        ("    return 3\n", "wrong"),
+        ("    return missing\n", "error"),
+        ("    return math.fsum(numbers)\n", "error"),  # nothing is imported that the program does not import
+        ("    while True:\n        pass\n", "timeout"),
+        ("    return ((\n", "syntax"),
+        ("", "wrong"),  # a function that has nothing but its documentation returns None
+        ("    raise SystemExit(0)\n", "wrong"),
+        ("    import os\n    os._exit(0)\n", "wrong"),
+    ],
+)
+def test_completions(response: str, expected: str) -> None:
+
+    assert kind(task(0, "complete"), response) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("Sure!\n```python\ndef quadruple(x):\n    return double(double(x))\n```\nIt doubles twice.", "passed"),
+        ("```python\nfrom __future__ import annotations\ndef quadruple(x):\n    return 4 * x\n```", "passed"),
+        ("```\ndef quadruple(x):\n    return 4 * x\nprint(quadruple(2))\n", "passed"),  # cut off, no closing fence
+        ("```python\n    return double(double(x))\n```", "passed"),  # only the body
+        ("def quadruple(x):\n    return 4 * x", "passed"),
+        ("```python\ndef quadruple(x):\n    return 5 * x\n```", "wrong"),
+        ("```python\ndef check(candidate):\n    pass\ndef quadruple(x):\n    return 0\n```", "wrong"),
+        ("```python\nimport sys\nsys.exit(0)\n```", "wrong"),
+        ("I cannot do that.", "syntax"),
+    ],
+)
+def test_answers(response: str, expected: str) -> None:
+    assert kind(task(1, "chat"), response) == expected
+
+
+def test_what_is_asked() -> None:
+    assert task(0, "complete").row.prompt == PROBLEMS[0]["prompt"]
+    assert PROBLEMS[0]["prompt"].strip() in task(0, "chat").row.prompt
+
+
+def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
+    path = humaneval_file()
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        solutions = {row["task_id"]: row["canonical_solution"] for row in map(json.loads, file)}
+    name, tasks = read_tasks(path, "complete")
+    assert (name, len(tasks)) == ("humaneval", 164)
+    runner = Runner(Limits(wall_seconds=60, cpu_seconds=30))
+    outcomes = runner.run([(one.program(solutions[one.task_id]), one.problem) for one in tasks])
+    assert [one.task_id for one, outcome in zip(tasks, outcomes, strict=True) if not outcome.passed] == []
+
+
+def test_apps(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "Add.", "input_output": {"inputs": ["1 2\n"], "outputs": ["3\n"]}, "difficulty": "interview"},
+        {
+            "question": "Twice.",
+            "input_output": '{"inputs": [[2]], "outputs": [4], "fn_name": "twice"}',
+            "problem_id": 9,
+        },
+    ]
+    path = tmp_path / "apps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    name, tasks = read_tasks(path, "complete")
+    assert name == "apps"
+    assert [(one.task_id, one.problem.difficulty) for one in tasks] == [("1", "interview"), ("9", "unknown")]
+    assert kind(tasks[0], "```python\nprint(sum(map(int, input().split())))\n```") == "passed"
+    assert kind(tasks[0], "print(4)") == "wrong"
+    assert kind(tasks[1], "def twice(x): return 2 * x") == "passed"
+
+
+def test_limits_and_faults(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert len(read_tasks(path, "chat", limit=1)[1]) == 1
+    bad = tmp_path / "bad.jsonl"
+    for row, told in (
+        (PROBLEMS[0] | {"entry_point": "a b"}, "no name of a function"),
+        (PROBLEMS[0] | {"prompt": ""}, "'prompt' is ''"),
+        ({"question": "x"}, "input_output"),
+    ):
+        bad.write_text(json.dumps(row) + "\n")
+        with pytest.raises(DataError, match=told):
+            read_tasks(bad, "chat")
+    bad.write_text(json.dumps(PROBLEMS[0]) + "\n" + json.dumps(PROBLEMS[0]) + "\n")
+    with pytest.raises(DataError, match="task 'Made/0' again"):
+        read_tasks(bad, "chat")
+
+
+def test_kinds() -> None:
+    assert kind_of(Outcome(False)) == "syntax"
+    assert kind_of(Outcome(True, ("pass", "pass"))) == "passed"
+    assert kind_of(Outcome(True, ("pass", "fail"))) == "wrong"
+    assert kind_of(Outcome(True, ("fail", "error", "skipped"))) == "error"
+    assert kind_of(Outcome(True, ("timeout", "error"))) == "timeout"
