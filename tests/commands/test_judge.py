@@ -17,7 +17,7 @@ import pytest
 
 from tests.evaluation.judging.asked import KEY, better_response, choice_by_quality, lines_of, response_files, written
 from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, cut_before_answering, error, raw, reply
-from tests.pipeline.command import Finished, Here, start
+from tests.pipeline.command import Finished, Here, run, start
 from wpr.evaluation.judging.answer_cache import AnswerCache, key_of
 from wpr.evaluation.judging.server import ServerJudge
 from wpr.findings import Finding, load
@@ -177,6 +177,16 @@ def test_a_wrong_key_stops_with_one_paragraph(here: Here, tmp_path: Path) -> Non
     assert KEY not in finished.stdout + finished.stderr + everything_in(tmp_path)
 
 
+def test_a_traceback_does_not_show_the_key(tmp_path: Path) -> None:
+    files = response_files(tmp_path, 60)
+    with ChatServer(lambda request: error(403, f"wrong key {request.headers['authorization']}")) as server:
+        finished = run(*command(files, server, tmp_path / "out"), "--debug", cwd=tmp_path)
+    assert finished.code == 1
+    assert "Traceback" in finished.stderr
+    assert "HTTP 403: wrong key Bearer [key removed]" in finished.stderr
+    assert KEY not in finished.stdout + finished.stderr + everything_in(tmp_path)
+
+
 # Kills and interruptions, in processes of their own.
 
 
@@ -271,7 +281,7 @@ def test_the_estimate_and_the_question_before(here: Here, tmp_path: Path) -> Non
         assert server.requests == []
         here.succeeds(*arguments)
         sent = sum(len(request.text) for request in server.requests)
-        assert into == pytest.approx(sent / 4 + 4 * 60, abs=60)
+        assert into == pytest.approx(sent / 3.5 + 4 * 60, abs=60)
         again = here.succeeds(*arguments, "--dry-run")
         assert "to be sent: 0 requests" in again.stderr
         here.succeeds(*[one for one in arguments if one != "-y"])  # nothing to be asked for, nothing to be paid
