@@ -230,7 +230,7 @@ def _agreed(
         return not dry_run
     expected = estimate(missing, judge.answer_tokens, price_in, price_out)
     typer.echo(
-        f"{total} comparisons by {judge.name}; to be sent: {expected}. Tokens are estimated (4 characters each); "
+        f"{total} comparisons by {judge.name}; to be sent: {expected}. Tokens are estimated (3.5 characters each); "
         "answers that have to be repaired take a second request.",
         err=True,
     )

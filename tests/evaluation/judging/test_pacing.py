@@ -7,7 +7,7 @@ import random
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wpr.evaluation.judging.pacing import Pace, asked_wait, wait_before
@@ -48,6 +48,7 @@ def starts(requests: float | None, tokens: float | None, sizes: list[int], seed:
     return asyncio.run(run())
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 400), st.integers(0, 5))
 def test_no_minute_has_more_requests_than_allowed(limit: int, seed: int) -> None:
     found = starts(limit, None, [1] * 300, seed)
@@ -55,6 +56,7 @@ def test_no_minute_has_more_requests_than_allowed(limit: int, seed: int) -> None
         assert sum(start <= other < start + 60 - 1e-6 for other in found[i:]) <= limit
 
 
+@settings(max_examples=30)
 @given(st.integers(1000, 20_000), st.integers(0, 5))
 def test_no_minute_has_more_tokens_than_allowed(limit: int, seed: int) -> None:
     """But for the last request of it, which is paid for by the gap behind it."""

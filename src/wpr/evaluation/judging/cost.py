@@ -1,8 +1,8 @@
 """What an evaluation will take, before it starts.
 
-Tokens are estimated: four ASCII characters a token, one token for any other character, and four for each message around
-its text. English text has about 4.5 characters a token with today's tokenizers, so that this is a little too much
-rather than too little.
+Tokens are estimated: 3.5 ASCII characters a token, one token for any other character, and four for each message around
+its text. For 24 dialogues of HH-RLHF in the shipped rubrics that is 3% (helpfulness) and 7% (summary) more than
+SmolLM2's tokenizer and chat template make of them: a little too much rather than too little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from wpr.evaluation.judging.questions import Message, Question
 
 PER_MESSAGE = 4
+PER_TOKEN = 3.5
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def tokens_of(messages: Sequence[Message]) -> int:
 def tokens(text: str) -> int:
     """Estimated tokens of a text."""
     plain = len(text.encode("ascii", "ignore"))
-    return math.ceil(plain / 4) + len(text) - plain
+    return math.ceil(plain / PER_TOKEN) + len(text) - plain
 
 
 def estimate(

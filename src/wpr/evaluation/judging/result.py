@@ -50,7 +50,7 @@ def make_finding(
         found = win_rate(outcomes, [0.5] * len(read), prompts)
         rates, error = over_draws(outcomes, [one.comparison.draw for one in read])
         text.append(_verdict(ours, theirs, found, len(set(prompts))))
-        rows += _rates(found, outcomes, prompts, rates, error, len(judged) - len(read), protocol, read)
+        rows += _rates(found, outcomes, prompts, rates, error, len(judged) - len(read), read)
         bias, chance = _bias(read, protocol.both_orders)
         rows += _bias_rows(bias, chance)
         text += _bias_text(bias, chance)
@@ -62,8 +62,9 @@ def make_finding(
     for other, agreed in agreements.items():
         rows.append([f"agreement with {other}", agreed.share, None, None, f"{agreed.comparisons} pairs judged by both"])
         rows.append([f"Cohen's kappa with {other}", agreed.kappa, None, None, "0: as by chance, 1: always"])
-    rows.append(["tokens in", accounts.prompt_tokens or None, None, None, "of this command, as the server counted"])
-    rows.append(["tokens out", accounts.completion_tokens or None, None, None, "of this command"])
+    if accounts.prompt_tokens:
+        rows.append(["tokens in", accounts.prompt_tokens, None, None, "of this command, as the server counted"])
+        rows.append(["tokens out", accounts.completion_tokens, None, None, "of this command"])
     rows = [[one, _number(value), _number(low), _number(high), note] for one, value, low, high, note in rows]
     columns = ["figure", "value", "low", "high", "note"]
     return Finding(name, title, [*text, *notes], columns, rows, figures, dict(settings))
@@ -92,7 +93,6 @@ def _rates(
     rates: Sequence[float],
     error: float,
     missing: int,
-    protocol: Protocol,
     read: Sequence[Judged],
 ) -> list[Row]:
     low, high = bootstrap(outcomes, prompts)
@@ -102,8 +102,7 @@ def _rates(
     rows: list[Row] = [
         ["win rate", found.rate, found.low, found.high, "ties count half; 95% interval, prompts as groups"],
         ["win rate, bootstrap", found.rate, low, high, "95% percentile interval over prompts"],
-        ["standard error over draws", error, None, None, "as in the paper; see the text"],
-        ["won outright", won / len(outcomes), None, None, f"ties count nothing; over draws +- {_short(won_error)}"],
+        ["won outright", won / len(outcomes), None, None, "ties count nothing"],
         ["wins", found.wins, None, None, ""],
         ["ties", found.ties, None, None, ""],
         ["losses", found.losses, None, None, ""],
@@ -115,8 +114,13 @@ def _rates(
             ["win rate, whatever the missing say", found.rate, total / everything, (total + missing) / everything,
              "if all comparisons without a verdict were losses, or wins"]
         )  # fmt: skip
-    return rows + [[f"win rate of draw {number}", rate, None, None, ""] for number, rate in enumerate(rates, 1)
-                   if protocol.prompts is not None]  # fmt: skip
+    if len(rates) > 1:
+        rows += [
+            ["standard error over draws", error, None, None, "of the win rate, as in the paper; see the text"],
+            ["standard error over draws, outright", won_error, None, None, "of the share won outright"],
+        ]
+        rows += [[f"win rate of draw {number}", rate, None, None, ""] for number, rate in enumerate(rates, 1)]
+    return rows
 
 
 def _bias(read: Sequence[Judged], both_orders: bool) -> tuple[Places, float]:
@@ -216,7 +220,3 @@ def _figures(ours: str, theirs: str, found: WinRate, rates: Sequence[float], bia
 
 def _number(value: Cell) -> Cell:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _short(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
