@@ -123,7 +123,7 @@ def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[dict[str, 
     metrics = learned(trainer.evaluate())
     rows: list[dict[str, Any]] = trainer.evaluated
     if is_main_process():
-        kept = ({name: value for name, value in row.items() if not name.endswith("_ids")} for row in rows)
+        kept = ({name: value for name, value in row.items() if name != "prompt_ids"} for row in rows)
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept)
         write_atomically(path, "".join(lines))
     found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
