@@ -61,7 +61,8 @@ def logits(positions: int, vocabulary: int, device: str) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize(("vocabulary", "k"), [(50, 1), (97, 97), (300, 5)])
 def test_vocabulary_and_support(vocabulary: int, k: int, device: str) -> None:
-    from wpr.transport.kernels import support, vocabulary as pass_
+    from wpr.transport.kernels import support
+    from wpr.transport.kernels import vocabulary as pass_
 
     policy, reference, tokens = logits(3, vocabulary, device)
     check(lambda: pass_.top_ids(policy, reference, k=k))
