@@ -111,6 +111,15 @@ def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest
     assert torch.equal(regularizer(*arguments).penalty, whole)
 
 
+def test_every_second_position(by_kernels: None) -> None:
+    """Its masses and ids lie farther apart in memory than they are long."""
+    regularizer = Wasserstein(geometry(), k2=6)
+    support = regularizer.reduce(*logits(4, 300))
+    whole, some = regularizer.finish(support), regularizer.finish(support[::2])
+    assert torch.equal(some.penalty, whole.penalty[::2])
+    assert torch.equal(some.divergence, whole.divergence[::2])
+
+
 def test_impossible_tokens_and_bad_rows_are_refused(by_kernels: None) -> None:
     policy, reference, tokens = logits(3, 300)
     regularizer = Wasserstein(geometry(), k2=6)
