@@ -85,6 +85,16 @@ def test_other_metrics(metric: Any, by_kernels: None) -> None:
     compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
 
 
+def test_a_k2_beyond_the_kernels(by_kernels: None) -> None:
+    """The torch functions take over."""
+    vocabulary = 1100
+    weight = torch.randn(vocabulary, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    wide = TokenGeometry.from_embeddings(weight, neighbours=3, progress=False)
+    arguments = logits(1, vocabulary)
+    ours, exact = (Wasserstein(wide, k2=1025, iterations=2, method=x)(*arguments) for x in ("auto", "absorbed"))
+    assert torch.equal(ours.penalty, exact.penalty)
+
+
 def test_adversarial_rows(by_kernels: None) -> None:
     """All equal, one-hot, masked tails, policy = reference: finite, and what float64 says."""
     policy, reference, tokens = logits(6, 300)

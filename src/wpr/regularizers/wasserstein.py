@@ -327,8 +327,11 @@ class Wasserstein:
         if not kernels.chosen(tensors[0].device):
             return False
         from wpr.transport.kernels.cost import supports
+        from wpr.transport.kernels.support import LARGEST_K2
 
         obstacle = supports(self.geometry)
+        if self.settings.k2 > LARGEST_K2:
+            obstacle = f"k2={self.settings.k2} exceeds {LARGEST_K2}, the most that the kernels merge"
         if obstacle:
             kernels.say_once(f"Wasserstein: torch functions, because {obstacle}")
         return obstacle is None
