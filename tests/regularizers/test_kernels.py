@@ -121,6 +121,17 @@ def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest
     assert torch.equal(regularizer(*arguments).penalty, whole)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", ["wasserstein", "reverse-kl"])
+def test_another_device_than_the_current_one(name: str) -> None:
+    """Triton launches on the current device, where the other's memory cannot be reached."""
+    make = {"wasserstein": lambda g: Wasserstein(g, k2=6), "reverse-kl": lambda g: ReverseKL()}[name]
+    here, there = geometry(), geometry().to("cuda:1")
+    arguments = logits(2, 300)
+    ours = make(there)(*(x.to("cuda:1") for x in arguments))
+    assert torch.equal(ours.penalty.to(DEVICE), make(here)(*arguments).penalty)
+
+
 def test_every_second_position(by_kernels: None) -> None:
     """Its masses and ids lie farther apart in memory than they are long."""
     regularizer = Wasserstein(geometry(), k2=6)
