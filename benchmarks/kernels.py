@@ -452,14 +452,13 @@ def tune(bench: Bench) -> list[str]:
         lines.append(f"| {kernel} | {setting} | {result} |")
         print(lines[-1], flush=True)
 
+    chosen = vocabulary.BLOCKS_OF_A_PROGRAM, cost.PANEL_COLUMNS, cost.PANEL_STAGES, potentials.DEPTH, potentials.WARPS
     for at_once in (32, 64, 128, 256):
         vocabulary.BLOCKS_OF_A_PROGRAM = at_once
         record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy, bench.reference))
-    vocabulary.BLOCKS_OF_A_PROGRAM = 128
     for columns, stages_ in ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)):
         cost.PANEL_COLUMNS, cost.PANEL_STAGES = columns, stages_
         record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
-    cost.PANEL_COLUMNS, cost.PANEL_STAGES = 64, 3
     settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
     for depth, warps in ((8, 2), (8, 4), (16, 2), (16, 4), (16, 8)):
         potentials.DEPTH, potentials.WARPS = depth, warps
@@ -468,6 +467,7 @@ def tune(bench: Bench) -> list[str]:
             f"{depth} deep, {warps} warps",
             lambda: potentials.debiased(some.log_policy, some.log_reference, costs, **settings),
         )
+    vocabulary.BLOCKS_OF_A_PROGRAM, cost.PANEL_COLUMNS, cost.PANEL_STAGES, potentials.DEPTH, potentials.WARPS = chosen
     record("lists", "", lambda: neighbour_lists.neighbour_lists(some.log_policy, some.log_reference, costs))
     return lines
 

@@ -58,6 +58,8 @@ def test_refusals() -> None:
     states, tokens = torch.zeros(5, 32), torch.zeros(5, dtype=torch.long)
     with pytest.raises(ValueError, match=r"\(5, 32\) and \(4, 32\)"):
         from_hidden(ReverseKL(), policy, states, policy, states[:4], tokens)
+    with pytest.raises(ValueError, match=r"tokens of shape \(4,\) for 5 positions"):
+        from_hidden(ReverseKL(), policy, states, policy, states, tokens[:4], memory_mb=0.003)  # 4 positions a slice
     with pytest.raises(ValueError, match="memory_mb=0"):
         from_hidden(ReverseKL(), policy, states, policy, states, tokens, memory_mb=0)
     broken = states.clone()

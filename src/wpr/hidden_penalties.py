@@ -50,6 +50,10 @@ def from_hidden(
             f"hidden states {tuple(policy_states.shape)} and {tuple(reference_states.shape)} must be (positions, "
             "hidden size) of the same positions; flatten batch and time first, and drop padding"
         )
+    if tokens.shape != policy_states.shape[:1]:
+        raise ValueError(
+            f"tokens of shape {tuple(tokens.shape)} for {len(policy_states)} positions; pass one token id per position"
+        )
     if not memory_mb > 0:
         raise ValueError(f"memory_mb={memory_mb} must be a positive number")
     weight = plain_model(policy).get_output_embeddings().weight

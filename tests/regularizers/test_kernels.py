@@ -85,6 +85,16 @@ def test_other_metrics(metric: Any, by_kernels: None) -> None:
     compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
 
 
+def test_a_k2_beyond_the_kernels(by_kernels: None) -> None:
+    """The torch functions take over."""
+    vocabulary = 1100
+    weight = torch.randn(vocabulary, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    wide = TokenGeometry.from_embeddings(weight, neighbours=3, progress=False)
+    arguments = logits(1, vocabulary)
+    ours, exact = (Wasserstein(wide, k2=1025, iterations=2, method=x)(*arguments) for x in ("auto", "absorbed"))
+    assert torch.equal(ours.penalty, exact.penalty)
+
+
 def test_adversarial_rows(by_kernels: None) -> None:
     """All equal, one-hot, masked tails, policy = reference: finite, and what float64 says."""
     policy, reference, tokens = logits(6, 300)
@@ -109,6 +119,26 @@ def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest
     whole = regularizer(*arguments).penalty
     monkeypatch.setattr("wpr.regularizers.wasserstein.KERNEL_COST_BYTES", 1)
     assert torch.equal(regularizer(*arguments).penalty, whole)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", ["wasserstein", "reverse-kl"])
+def test_another_device_than_the_current_one(name: str) -> None:
+    """Triton launches on the current device, where the other's memory cannot be reached."""
+    make = {"wasserstein": lambda g: Wasserstein(g, k2=6), "reverse-kl": lambda g: ReverseKL()}[name]
+    here, there = geometry(), geometry().to("cuda:1")
+    arguments = logits(2, 300)
+    ours = make(there)(*(x.to("cuda:1") for x in arguments))
+    assert torch.equal(ours.penalty.to(DEVICE), make(here)(*arguments).penalty)
+
+
+def test_every_second_position(by_kernels: None) -> None:
+    """Its masses and ids lie farther apart in memory than they are long."""
+    regularizer = Wasserstein(geometry(), k2=6)
+    support = regularizer.reduce(*logits(4, 300))
+    whole, some = regularizer.finish(support), regularizer.finish(support[::2])
+    assert torch.equal(some.penalty, whole.penalty[::2])
+    assert torch.equal(some.divergence, whole.divergence[::2])
 
 
 def test_impossible_tokens_and_bad_rows_are_refused(by_kernels: None) -> None:

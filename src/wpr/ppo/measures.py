@@ -89,7 +89,8 @@ def _statistics(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor,
     if torch.float64 not in types and kernels.chosen(policy_logits.device):
         from wpr.transport.kernels.divergence import divergence_sums
 
-        sums = divergence_sums(policy_logits, reference_logits, "kl-and-entropy")
+        with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
+            sums = divergence_sums(policy_logits, reference_logits, "kl-and-entropy")
         _refuse_totals(sums.log_policy, policy_logits, "policy", first)
         _refuse_totals(sums.log_reference, reference_logits, "reference", first)
         log_prob = policy_logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).float() - sums.log_policy

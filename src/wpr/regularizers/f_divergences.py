@@ -112,7 +112,8 @@ class FDivergence(ABC):
         from wpr.transport.kernels.divergence import divergence_sums
 
         tokens = check_shapes(policy_logits, reference_logits, tokens)
-        sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
+        with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
+            sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
         vocabulary = policy_logits.shape[-1]
         here = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
         token_p = policy_logits.gather(-1, here).squeeze(-1).float() - sums.log_policy

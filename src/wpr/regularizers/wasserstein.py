@@ -270,7 +270,7 @@ class Wasserstein:
             step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
             # The gathered embeddings of a chunk count too, where they are wide.
             step = min(step, max(1, 8 * step * n // self.geometry.embeddings.shape[1]))
-        with full_precision(support.ids.device):
+        with full_precision(support.ids.device), torch.cuda.device_of(support.ids):
             parts = [self._penalties_of_chunk(support[start : start + step]) for start in range(0, max(rows, 1), step)]
         if len(parts) == 1:
             return parts[0]
@@ -284,7 +284,8 @@ class Wasserstein:
         if self._by_kernels(policy_logits, reference_logits):
             from wpr.transport.kernels.support import truncate as truncate_by_kernels
 
-            return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
+            with torch.cuda.device_of(policy_logits):
+                return truncate_by_kernels(policy_logits, reference_logits, tokens, self.settings.k2)
         return truncate(policy_logits, reference_logits, tokens, self.settings.k2)
 
     def _reduce(
@@ -302,7 +303,8 @@ class Wasserstein:
         self._check(policy_logits)
         vocabulary = self.geometry.vocabulary
         known = tokens.clamp(0, vocabulary - 1)
-        support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
+        with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
+            support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
         return support, lambda: refuse_by_one_question(
             tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
         )
@@ -327,8 +329,11 @@ class Wasserstein:
         if not kernels.chosen(tensors[0].device):
             return False
         from wpr.transport.kernels.cost import supports
+        from wpr.transport.kernels.support import LARGEST_K2
 
         obstacle = supports(self.geometry)
+        if self.settings.k2 > LARGEST_K2:
+            obstacle = f"k2={self.settings.k2} exceeds {LARGEST_K2}, the most that the kernels merge"
         if obstacle:
             kernels.say_once(f"Wasserstein: torch functions, because {obstacle}")
         return obstacle is None

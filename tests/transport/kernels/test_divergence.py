@@ -55,6 +55,19 @@ def test_nothing_between_equals(name: str, device: str) -> None:
     torch.testing.assert_close(sums.terms, torch.zeros_like(sums.terms), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_ratios_beyond_float32(name: str, device: str) -> None:
+    """exp(d) overflows from 89 on, exp(-d) underflows only from 104 on: in between a product of both is no number."""
+    from wpr.transport.kernels.divergence import divergence_sums
+
+    policy, reference = (x.to(device) for x in torch.zeros(2, 3, 97))
+    policy[0, 3], reference[1, 3], policy[2, 3], reference[2, 9] = 95, 95, 95, 95
+    sums, (terms, offset) = divergence_sums(policy, reference, name), slow_sums(REGULARIZERS[name](), policy, reference)
+    for ours, exact in ((sums.terms, terms), (sums.offset, offset)):
+        beyond = exact.abs() > torch.finfo(torch.float32).max  # chi-squared, where the reference has 1e-41
+        torch.testing.assert_close(ours.double(), torch.where(beyond, exact * torch.inf, exact), rtol=2e-5, atol=2e-6)
+
+
 def test_kl_and_entropy(device: str) -> None:
     from wpr.transport.kernels.divergence import divergence_sums
 

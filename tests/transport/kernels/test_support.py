@@ -81,6 +81,13 @@ def test_log_masses_at_given_ids(device: str) -> None:
     )
 
 
+def test_more_tokens_than_can_be_merged_are_refused(device: str) -> None:
+    from wpr.transport.kernels import support as fast
+
+    with pytest.raises(ValueError, match="k2=1025 exceeds 1024, the most that the kernels merge"):
+        fast.truncate(*pair(1, 1100, torch.float32, device), 1025)
+
+
 def test_slices_give_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from wpr.transport.kernels import support as fast
 

@@ -123,8 +123,10 @@ def _sums_kernel(
         offset = _weighted(q, -d)
         terms = offset - q + p
     elif KIND == 2:  # Jensen-Shannon: log(p/m) = log(2 / (1 + exp(-d)))
-        offset = _weighted(q, 0.6931471805599453 - tl.log(1.0 + tl.exp(d)))
-        terms = _weighted(p, 0.6931471805599453 - tl.log(1.0 + tl.exp(-d))) + offset
+        # log(1 + exp(d)) without exp(d), which is beyond float32 while q, about exp(-d), still is above 0
+        rest = 0.6931471805599453 - tl.log(1.0 + tl.exp(-tl.abs(d)))
+        offset = _weighted(q, rest - tl.maximum(d, 0.0))
+        terms = _weighted(p, rest - tl.maximum(-d, 0.0)) + offset
     elif KIND == 3:  # alpha
         mixed = tl.exp((1.0 - alpha) * log_p + alpha * log_q)
         terms = ((1.0 - alpha) * p + alpha * q - mixed) / (alpha * (1.0 - alpha))

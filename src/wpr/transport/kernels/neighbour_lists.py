@@ -57,6 +57,7 @@ class NeighbourLists:
 def neighbour_lists(log_a: Tensor, log_b: Tensor, cost: Tensor) -> NeighbourLists:
     """Lists of the finite costs ``(P, n, n)`` among entries that have mass in one of two distributions ``(P, n)``."""
     rows, n = log_a.shape
+    log_a, log_b = log_a.contiguous(), log_b.contiguous()
     groups = triton.cdiv(n, GROUP)
     slots = GROUP * STEP * round(CAPACITY * n / STEP + 0.5)
     device = log_a.device

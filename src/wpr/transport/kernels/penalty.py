@@ -54,6 +54,7 @@ def penalties(
     included.
     """
     rows, n = ids.shape
+    ids, log_a, log_b = ids.contiguous(), log_a.contiguous(), log_b.contiguous()
     out = torch.empty(rows, n, dtype=torch.float32, device=ids.device)
     numbers = torch.empty(4, rows, dtype=torch.float32, device=ids.device)
     size = torch.empty(rows, dtype=torch.int64, device=ids.device)

@@ -26,6 +26,9 @@ from torch import Tensor
 from wpr.transport.kernels.vocabulary import BLOCK, BlockStatistics, block_statistics, check_logits, side_of, top_ids
 from wpr.transport.support import NO_TOKEN, Support, refuse_rows_without_total
 
+LARGEST_K2 = 1024
+"""A table of k2 x k2 comparisons is at most 2^20 entries, Triton's limit of one tensor."""
+
 _BYTES_AT_ONCE = 256 << 20
 """Of block statistics and marks: positions are reduced in slices of about this size."""
 
@@ -48,6 +51,10 @@ def reduce_logits(
     """
     rows, vocabulary = check_logits(policy_logits)
     check_logits(reference_logits)
+    if k2 > LARGEST_K2:
+        raise ValueError(
+            f"k2={k2} exceeds {LARGEST_K2}, the most that the kernels merge; use wpr.transport.support.truncate"
+        )
     n = 2 * k2 + 2
     device = policy_logits.device
     ids = torch.empty(rows, n, dtype=torch.int64, device=device)
