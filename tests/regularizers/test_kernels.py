@@ -171,3 +171,15 @@ def test_a_subclass_keeps_its_own_formulas(by_kernels: None) -> None:
     torch.testing.assert_close(
         Doubled()(*arguments).divergence, 2 * ReverseKL()(*arguments).divergence, rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("name", ["semantic", "reverse-kl"])
+def test_logits_column_by_column(name: str) -> None:
+    """What torch takes, the kernels take too, at the price of a copy."""
+    policy, reference, tokens = logits(3, 300)
+    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry(), k2=10)
+    whole = regularizer(policy, reference, tokens)
+    turned = regularizer(policy.mT.contiguous().mT, reference, tokens)
+    assert torch.equal(turned.penalty, whole.penalty)
+    assert torch.equal(turned.divergence, whole.divergence)

@@ -103,7 +103,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
                 embeddings.stride(0),
                 stride,
             ),
-            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0, NEAR),
+            *(pairs, 1 + _slack(embeddings.shape[1]), 1 / geometry.scale if scaled else 1.0, NEAR),
         )
         cosine = geometry.metric is COSINE
         full = embeddings.dtype == torch.float32
@@ -120,6 +120,13 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
             _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
         _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 64, num_warps=4)
     return out[:, :, :n]
+
+
+def _slack(width: int) -> float:
+    """Relative slack of the radius rule. What tensor cores cut off makes costs too large, by more the wider the rows
+    are; without a slack that grows, a token would lose the very neighbour that its radius is the distance to.
+    """
+    return RADIUS_SLACK[torch.float32] * max(1.0, width / 1024)
 
 
 def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wpr.transport.kernels.vocabulary import block_statistics, log_totals
+from wpr.transport.kernels.vocabulary import block_statistics, log_totals, side_by_side
 
 KINDS = (
     "reverse-kl",
@@ -57,7 +57,7 @@ def divergence_sums(policy_logits: Tensor, reference_logits: Tensor, kind: str, 
     """The sums of one of `KINDS` over logits ``(P, V)`` in float32, float16 or bfloat16."""
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
-    both = policy_logits, reference_logits
+    policy_logits, reference_logits = both = side_by_side(policy_logits), side_by_side(reference_logits)
     rows, vocabulary = policy_logits.shape
     if policy_logits.dtype == reference_logits.dtype:
         totals = log_totals(block_statistics(*both))

@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wpr.transport.kernels.vocabulary import BLOCK, BlockStatistics, block_statistics, check_logits, side_of, top_ids
+from wpr.transport.kernels.vocabulary import (
+    BLOCK,
+    BlockStatistics,
+    block_statistics,
+    check_logits,
+    side_by_side,
+    side_of,
+    top_ids,
+)
 from wpr.transport.support import NO_TOKEN, Support, refuse_rows_without_total
 
 LARGEST_K2 = 1024
@@ -49,6 +57,7 @@ def reduce_logits(
 
     policy_logits, reference_logits: ``(P, V)`` in float32, float16 or bfloat16. tokens: ``(P,)`` ids within 0..V-1.
     """
+    policy_logits, reference_logits = side_by_side(policy_logits), side_by_side(reference_logits)
     rows, vocabulary = check_logits(policy_logits)
     check_logits(reference_logits)
     if k2 > LARGEST_K2:

@@ -113,6 +113,11 @@ def _pointers_and_strides(logits: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, i
     return logits[0], logits[-1], logits[0].stride(0), logits[-1].stride(0)
 
 
+def side_by_side(logits: Tensor) -> Tensor:
+    """The logits with each row's side by side in memory, as the kernels need them; a copy if they are not."""
+    return logits if logits.ndim != 2 or logits.stride(1) == 1 else logits.contiguous()
+
+
 def check_logits(*logits: Tensor) -> tuple[int, int]:
     """Refuse what the kernels cannot read; return positions and vocabulary."""
     for each in logits:
