@@ -12,7 +12,7 @@ from tests.ppo import tiny
 from wpr.pipeline.regularizer import RegularizerSettings, build_regularizer
 from wpr.regularizers import Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
-from wpr.regularizers.wasserstein import PRESETS
+from wpr.regularizers.wasserstein_settings import PRESETS
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 
 PLAIN = [name for name in REGULARIZERS if name != "wasserstein"]

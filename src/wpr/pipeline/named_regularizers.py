@@ -11,7 +11,8 @@ from wpr.pipeline.regularizer import RegularizerSettings
 from wpr.pipeline.typed import convert, field_types
 from wpr.pipeline.yaml_file import parse_value
 from wpr.regularizers.registry import ALIASES, REGULARIZERS
-from wpr.regularizers.wasserstein import PRESETS, Wasserstein
+from wpr.regularizers.wasserstein import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS
 
 SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
 """What analyses compare where nothing else is asked for: the usual leash, the control without geometry, the paper's

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from wpr.regularizers.f_divergences import Alpha
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
-from wpr.regularizers.wasserstein import PRESETS, Wasserstein
+from wpr.regularizers.wasserstein import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS
 
 _GEOMETRY = ("metric", "neighbours", "scale", "embeddings")
 _SOLVER = tuple(field.name for field in dataclasses.fields(PRESETS["paper"]))

@@ -17,7 +17,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
 from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
-from wpr.regularizers.wasserstein import PRESETS, Preset
+from wpr.regularizers.wasserstein_settings import PRESETS, Preset
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from wpr.regularizers.f_divergences import (
     TotalVariation,
 )
 from wpr.regularizers.registry import make_regularizer, register
-from wpr.regularizers.wasserstein import PRESETS, Wasserstein, WassersteinSettings
+from wpr.regularizers.wasserstein import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS, WassersteinSettings
 
 __all__ = [
     "PRESETS",

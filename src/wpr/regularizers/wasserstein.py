@@ -17,25 +17,24 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wpr.regularizers.base import (
-    Gauge,
     RegularizerOutput,
     check_inputs,
     check_shapes,
     refuse_by_one_question,
     refuse_impossible_tokens,
 )
+from wpr.regularizers.wasserstein_settings import PRESETS, Preset
 from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
 from wpr.transport.sinkhorn import (
-    LARGEST_PRODUCT,
     Solution,
     chunk_size,
     prepare_masses,
@@ -47,103 +46,6 @@ from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
 KERNEL_COST_BYTES = 640 << 20
 """Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
-
-Marginals = Literal["balanced", "unbalanced"]
-Preset = Literal["paper", "semantic"]
-
-
-@dataclass(frozen=True)
-class WassersteinSettings:
-    """Every knob of the Wasserstein penalty.
-
-    lam: inverse entropy, in units of one over cost. Larger is closer to exact transport and slower to converge.
-    k2: how many of each distribution's likeliest tokens are told apart.
-    iterations: of the solver, at most. With balanced marginals their number is part of the definition.
-    tolerance: a position stops once its potentials change (unbalanced) or its marginals are off (balanced) by no more
-    than this; 0 runs all iterations.
-    marginals: ``"balanced"`` moves all mass, however far; ``"unbalanced"`` may instead destroy and create mass at a
-        price.
-    rho: that price: how far, in units of cost, mass is moved rather than replaced. Only for unbalanced marginals.
-    floor: added to the solver's denominators and logarithm, as the released code does; 0 is exact. Only for balanced
-    marginals.
-    debias: subtract the policy's transport to itself, so that the divergence is zero, and least, where policy and
-    reference agree.
-    gauge: ``"value"`` shifts each position's penalties so that their mean under the policy is the divergence; ``"raw"``
-        leaves them as they come.
-    scaled: divide costs by the geometry's scale.
-    """
-
-    lam: float
-    k2: int
-    iterations: int
-    tolerance: float
-    marginals: Marginals
-    rho: float
-    floor: float
-    debias: bool
-    gauge: Gauge
-    scaled: bool
-
-    def __post_init__(self) -> None:
-        limits = {
-            "lam": (math.isfinite(self.lam) and self.lam > 0, "a finite positive number"),
-            "k2": (type(self.k2) is int and self.k2 >= 1, "an integer of at least 1"),
-            "iterations": (type(self.iterations) is int and self.iterations >= 1, "an integer of at least 1"),
-            "tolerance": (self.tolerance >= 0, "0 or more"),
-            "marginals": (self.marginals in ("balanced", "unbalanced"), "'balanced' or 'unbalanced'"),
-            "rho": (
-                math.isfinite(self.rho) and self.rho > 0,
-                "a finite positive number; for exact marginals set marginals='balanced'",
-            ),
-            "floor": (0 <= self.floor < 1, "between 0 and 1"),
-            "debias": (isinstance(self.debias, bool), "True or False"),
-            "scaled": (isinstance(self.scaled, bool), "True or False"),
-            "gauge": (self.gauge in ("raw", "value"), "'raw' or 'value'"),
-        }
-        for name, (fine, limit) in limits.items():
-            if not fine:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {limit}")
-        if self.marginals == "unbalanced" and self.lam * self.rho > LARGEST_PRODUCT:
-            raise ValueError(
-                f"lam * rho = {self.lam * self.rho:g} exceeds {LARGEST_PRODUCT:g}, where the solver needs millions of "
-                "iterations; lower rho, or set marginals='balanced'"
-            )
-        if self.marginals == "unbalanced" and self.floor:
-            raise ValueError(
-                f"floor={self.floor} has no meaning with marginals='unbalanced', whose potentials are always finite; "
-                f"set floor=0"
-            )
-
-
-PRESETS: dict[str, WassersteinSettings] = {
-    "paper": WassersteinSettings(
-        lam=100.0,
-        k2=128,
-        iterations=10,
-        tolerance=0.0,
-        marginals="balanced",
-        rho=1.0,
-        floor=1e-16,
-        debias=False,
-        gauge="raw",
-        scaled=False,
-    ),
-    "semantic": WassersteinSettings(
-        lam=5.0,
-        k2=128,
-        iterations=60,
-        tolerance=1e-4,
-        marginals="unbalanced",
-        rho=8.0,
-        floor=0.0,
-        debias=True,
-        gauge="value",
-        scaled=True,
-    ),
-}
-"""``paper`` reproduces the publication; ``semantic`` is what we recommend. The numbers of the latter come from the
-sweep in docs/numerics.md.
-"""
 
 
 @dataclass(frozen=True)
