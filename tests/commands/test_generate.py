@@ -44,6 +44,15 @@ def test_of_a_run(here: Here, own_run: Path) -> None:
     assert {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()} == before
 
 
+def test_a_damaged_file_beside_does_not_spoil_the_table(here: Here, own_run: Path) -> None:
+    (own_run / "generations").mkdir(exist_ok=True)
+    damaged = own_run / "generations" / "other-t1.jsonl"
+    damaged.write_text('{"prompt_id": "1')
+    finished = here.succeeds("generate", str(own_run), "--policy", "rkl", "--limit", "2", "-t", "0")
+    assert f"left out of the table: {damaged}:1 is not JSON" in finished.stderr
+    assert [row[0] for row in load(own_run / "evaluations" / "generate").rows] == ["rkl-t0", "sft-t0"]
+
+
 def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
     here.succeeds("generate", str(own_run), "--policy", "rkl", "--limit", "3")
     finished = here("generate", str(own_run), "--policy", "rkl", "--limit", "3", "--top-k", "5")

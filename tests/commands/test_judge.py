@@ -326,6 +326,18 @@ def test_a_function_and_how_far_it_agrees_with_a_server(here: Here, tmp_path: Pa
     assert value(load(tmp_path / "better"), "position bias") == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_function_whose_answers_cannot_be_read(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why is said at once; nothing was asked again, and there is no row of rates to point to."""
+    (tmp_path / "no_judges.py").write_text("def forgets(prompt, response_a, response_b):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = response_files(tmp_path, 4)
+    out = tmp_path / "out"
+    here.succeeds("judge", *map(str, files), "-o", str(out), "--function", "no_judges:forgets", "--all")
+    text = " ".join(load(out).text)
+    assert "Warning: 4 of 4 answers could not be read. Of the first: 'NoneType None' is not one of the letters" in text
+    assert "whatever the missing say" not in text
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -338,6 +350,7 @@ def test_a_function_and_how_far_it_agrees_with_a_server(here: Here, tmp_path: Pa
         (["--model", "m", "--prompts", "61"], "a draw of 61 prompts is more than the 60 that both files answer"),
         (["--model", "m", "--set", "temperature"], "--set temperature must be NAME=VALUE"),
         (["--model", "m", "--base-url", "http://me:pw@host/v1"], "holds a user name or password"),
+        (["--model", "m", "--base-url", ""], "base URL '' must start with http"),
         (["--model", "m", "--price-in", "1"], "--price-in and --price-out go together"),
         (["--model", "m", "--concurrency", "0"], "concurrency=0 must be at least 1"),
         (["--model", "m", "--agree-with", "none"], "cannot be read (No such file or directory)"),

@@ -119,7 +119,7 @@ def test_a_function_as_the_judge(here: Here, answered: Path, tmp_path: Path, mon
 
 def test_of_a_run_with_its_own_temperatures(here: Here, own_run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "question.jsonl")
-    here.succeeds("mt-bench", str(own_run), "-q", str(path), "--limit", "4", *SHORT, "-t", "1.0", "-t", "writing=0")
+    here.succeeds("mt-bench", str(own_run), "-q", str(path), "--limit", "4", *SHORT, "-t", "writing=0", "-t", "1.0")
     files = sorted(path.name for path in (own_run / "generations" / "mt-bench").iterdir())
     assert files == [f"{model}-turn{turn}.jsonl" for model in ("rkl", "sft") for turn in (1, 2)]
     rows = read_responses(own_run / "generations/mt-bench/rkl-turn2.jsonl").rows
@@ -137,6 +137,9 @@ def test_of_a_run_with_its_own_temperatures(here: Here, own_run: Path, tmp_path:
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "gpt-4o", "--key-variable", "NOT_SET"], "NOT_SET"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--function", "nowhere:f"], "cannot be imported"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--function", "a:b", "-j", "x"], "leave them out"),
+        (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--base-url", "http://localhost:1/v1"], "name its model"),
+        (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "x", "--base-url", ""], "base URL '' must start with"),
+        (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "x", "--price-in", "1"], "--price-out go together"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "x", "--base-url", "http://localhost:1/v1", "--set",
           "x"], "NAME=VALUE"),
     ],

@@ -109,6 +109,13 @@ def test_a_radar_of_two_spokes_is_drawn_as_bars() -> None:
     assert "rect" in body
 
 
+def test_a_radar_shows_which_categories_have_a_value() -> None:
+    names = ["one", "two", "three", "four"]
+    lone = Series("b", names, [math.nan, 2.0, math.nan, math.nan])
+    figure = Figure("radar", "t", "x", "y", [Series("a", names, [1.0, math.nan, 2.0, 2.0]), lone])
+    assert len(dots(figure)) == 4
+
+
 def test_many_points_are_thinned() -> None:
     values = [float(i) for i in range(20_000)]
     assert len(dots(Figure("scatter", "t", "x", "y", [Series("a", values, values)]))) == 4000

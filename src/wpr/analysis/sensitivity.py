@@ -150,7 +150,11 @@ def _told(lines: Sequence[Line]) -> list[str]:
             )
             ends = [m.intervals["win_rate"] for _, m in rates if "win_rate" in m.intervals]
             if ends and max(low for low, _ in ends) <= min(high for _, high in ends):
-                said += "; all their intervals overlap, so no value is shown to be better than another"
+                # Two win rates over SFT are not compared by their intervals: both are on the same prompts.
+                said += (
+                    "; all their intervals overlap, which leaves open which value is better: look at the win rates of "
+                    "these policies over one another"
+                )
         told.append(f"{said}.")
     told.append("Intervals are over prompts; another seed of training may move a point by more.")
     return told

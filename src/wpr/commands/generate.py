@@ -107,9 +107,16 @@ def generate(
 
 
 def _show(folder: Path, where: Path) -> None:
-    """What the files of a folder have in them, as a finding."""
-    from wpr.commands.keeping import keep
+    """What the files of a folder have in them, as a finding. Those of other commands may be damaged, or be others'."""
+    from wpr.commands.keeping import keep, say
+    from wpr.data import DataError
     from wpr.evaluation.response_file import read_responses
     from wpr.evaluation.response_summary import summarise
 
-    keep(summarise([read_responses(path) for path in sorted(folder.glob("*-t*.jsonl"))]), where)
+    files = []
+    for path in sorted(folder.glob("*-t*.jsonl")):
+        try:
+            files.append(read_responses(path))
+        except DataError as error:
+            say(f"Note: left out of the table: {error}")
+    keep(summarise(files), where)

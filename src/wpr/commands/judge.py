@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wpr.commands.judges import (
+    INCOMPLETE,
+    agreed,
+    check_prices,
+    function_judge,
+    note,
+    server_judge,
+    write_rows,
+)
+
 if TYPE_CHECKING:
     from wpr.evaluation.judging.pairwise import Judged
-    from wpr.evaluation.judging.questions import Judge, Question
+    from wpr.evaluation.judging.questions import Judge
     from wpr.evaluation.judging.statistics import Agreement
-
-INCOMPLETE = 1
-"""Exit code where comparisons have no answer: the same command goes on."""
 
 
 def judge(
@@ -93,8 +98,7 @@ def judge(
 
     if protocol not in ("paper", "all"):
         raise OptionError(f"--protocol {protocol} must be paper or all")
-    if (price_in is None) != (price_out is None) or min(price_in or 0, price_out or 0) < 0:
-        raise OptionError("--price-in and --price-out go together, and are 0 or more; give both, or neither")
+    check_prices((price_in, price_out))
     whole = every or protocol == "all"
     chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
     limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
@@ -108,12 +112,13 @@ def judge(
     name = slug(f"judge-{asked_by.name}-{files[0].name}-vs-{files[1].name}")
     folder = output or _run_of(ours) / "evaluations" / name
     cache = folder / "answers.jsonl"
-    notes = _notes(pairing.left_out, asked_by)
-    if not _agreed(asked_by, pending(asked_by, list(questions.values()), cache), len(questions),
-                   price_in, price_out, yes, dry_run):  # fmt: skip
+    left_out = pairing.left_out
+    notes = [f"{left_out} prompts that only one of the files answers were left out."] if left_out else []
+    missing = pending(asked_by, list(questions.values()), cache)
+    if not agreed(asked_by, missing, f"{len(questions)} comparisons", (price_in, price_out), yes, dry_run):
         return
     with progress_bar("judging", len(questions), enabled=True) as bar:
-        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance, _note)
+        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance, note)
     judged = verdicts(pairing, questions, asked)
     finding = make_finding(
         name,
@@ -130,7 +135,7 @@ def judge(
         {other: _agreement(judged, found) for other, found in others.items()},
         [*notes, *asked.accounts.notes],
     )  # fmt: skip
-    _write_rows(folder / "data.jsonl", judged)
+    write_rows(folder / "data.jsonl", (one.as_dict() for one in judged))
     save(finding, folder, draw_figure)
     typer.echo(as_text(finding))
     typer.echo(f"\neverything is in {folder}")
@@ -161,32 +166,14 @@ def _judge(
         told = "none is given" if not given else f"{' and '.join(given)} are given"
         raise OptionError(f"a judge is one of --model, --reward-model and --function; {told}")
     if model is not None:
-        from wpr.evaluation.judging.server import OPENAI, ServerJudge
-
-        address = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI
-        return ServerJudge(model, address, key_variable, dict(_setting(text) for text in settings))
+        return server_judge(model, base_url, key_variable, settings)
     if base_url is not None or settings:
         raise OptionError(f"--base-url and --set are of servers, and {given[0]} is none; leave them out")
     if function is not None:
-        from wpr.evaluation.judging.local import FunctionJudge
-        from wpr.pipeline.functions import import_function
-
-        return FunctionJudge(import_function(function, "--function"), function)
+        return function_judge(function)
     from wpr.evaluation.judging.local import RewardModelJudge
 
     return RewardModelJudge(str(reward_model))
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    from wpr.pipeline.errors import OptionError
-
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise OptionError(f"--set {text} must be NAME=VALUE, as temperature=0")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _run_of(file: Path) -> Path:
@@ -197,53 +184,6 @@ def _run_of(file: Path) -> Path:
     if found is None:
         raise OptionError(f"{file} lies in no run's folder; name a folder for the result with -o")
     return found
-
-
-def _note(text: str) -> None:
-    typer.echo(f"Note: {text}", err=True)
-
-
-def _notes(left_out: int, judge: Judge) -> list[str]:
-    notes = [f"{left_out} prompts that only one of the files answers were left out."] if left_out else []
-    warning = getattr(judge, "warning", None)
-    if warning is not None:
-        _note(warning)
-    return notes
-
-
-def _agreed(
-    judge: Judge,
-    missing: Sequence[Question],
-    total: int,
-    price_in: float | None,
-    price_out: float | None,
-    yes: bool,
-    dry_run: bool,
-) -> bool:
-    """Say what it will take, and whether to go on. Judges in this process are not asked about."""
-    from wpr.evaluation.judging.cost import estimate
-    from wpr.evaluation.judging.questions import LocalJudge
-    from wpr.pipeline.errors import OptionError
-
-    if isinstance(judge, LocalJudge):
-        typer.echo(f"{total} comparisons by {judge.name}, {len(missing)} of them new", err=True)
-        return not dry_run
-    expected = estimate(missing, judge.answer_tokens, price_in, price_out)
-    typer.echo(
-        f"{total} comparisons by {judge.name}; to be sent: {expected}. Tokens are estimated (3.5 characters each); "
-        "answers that have to be repaired take a second request.",
-        err=True,
-    )
-    if dry_run:
-        return False
-    if not missing or yes:
-        return True
-    if not sys.stdin.isatty():
-        raise OptionError(f"{expected.requests} requests would be sent; add --yes to send them (this is no terminal)")
-    if not typer.confirm("Send them?", err=True):
-        typer.echo("Nothing was sent.", err=True)
-        raise typer.Exit(INCOMPLETE)
-    return True
 
 
 def _verdicts_in(folder: Path) -> dict[str, str]:
@@ -264,9 +204,3 @@ def _agreement(judged: Sequence[Judged], other: dict[str, str]) -> Agreement:
     from wpr.evaluation.judging.statistics import agreement
 
     return agreement(by_pair([one.as_dict() for one in judged]), other)
-
-
-def _write_rows(path: Path, judged: Sequence[Judged]) -> None:
-    from wpr.pipeline.folder import write_atomically
-
-    write_atomically(path, "".join(json.dumps(one.as_dict()) + "\n" for one in judged))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +23,16 @@ from wpr.commands.answering import (
     TopP,
     answer,
     one_of_both,
+)
+from wpr.commands.judges import (
+    INCOMPLETE,
+    Prices,
+    agreed,
+    check_prices,
+    function_judge,
+    note,
+    server_judge,
+    write_rows,
 )
 
 if TYPE_CHECKING:
@@ -153,11 +160,12 @@ def mt_bench(
         raise OptionError("there are no questions; name a file in MT-Bench's format with --questions question.jsonl")
     if run is None and output is None:
         raise OptionError("--model needs a folder for the results; name it with -o")
+    check_prices((price_in, price_out))
     limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
     found = None if run is None else RunModels(run)
-    for note in [] if found is None or policy else found.notes():
-        typer.echo(f"Note: {note}", err=True)
+    for remark in [] if found is None or policy else found.notes():
+        note(remark)
     asked = read_questions(questions, references, limit)
     heat = temperatures(asked, _temperatures(temperature or [], {question.category for question in asked}))
     talk = _Talk(
@@ -173,9 +181,8 @@ def mt_bench(
     if grader is not None:
         name = f"mt-bench-{slug(grader.name)}"
         folder = (output or found.folder / "evaluations") / name  # type: ignore[union-attr]
-        price = (price_in, price_out)
         facts = {"questions": str(questions), "temperatures": heat}
-        _grade(grader, name, folder, asked, answers, limits, price, yes, dry_run, facts)
+        _grade(grader, name, folder, asked, answers, limits, (price_in, price_out), yes, dry_run, facts)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ def _grade(
     questions: list[Question],
     answers: dict[str, list[ResponseFile]],
     limits: Limits,
-    price: tuple[float | None, float | None],
+    prices: Prices,
     yes: bool,
     dry_run: bool,
     facts: dict[str, Any],
@@ -229,29 +236,21 @@ def _grade(
     from wpr.commands.keeping import keep
     from wpr.commands.progress import moving
     from wpr.evaluation.judging.asking import ask_all, pending
-    from wpr.evaluation.judging.cost import estimate
     from wpr.evaluation.judging.questions import LocalJudge
     from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
     from wpr.evaluation.mt_bench.scores import mt_bench_finding
 
-    here = isinstance(judge, LocalJudge)
     cache = folder / "judge-answers.jsonl"
-    asked = [one for model, files in answers.items() for one in to_be_graded(model, questions, files, here)]
-    unknown = pending(judge, asked, cache)
-    takes = f"{len(unknown)} of them new" if here else estimate(unknown, judge.answer_tokens, *price)  # type: ignore[union-attr]
-    typer.echo(f"{judge.name} is to grade {len(asked)} answers: {takes}", err=True)
-    if dry_run:
+    bare = isinstance(judge, LocalJudge)
+    asked = [one for model, files in answers.items() for one in to_be_graded(model, questions, files, bare)]
+    if not agreed(judge, pending(judge, asked, cache), f"{len(asked)} answers to be graded", prices, yes, dry_run):
         return
-    if unknown and not here:
-        _agree(yes)
     with moving(f"grades of {judge.name}", len(asked)) as advance:
-        replies = ask_all(judge, asked, cache, limits, advance)
-    for note in replies.accounts.notes:
-        typer.echo(f"Note: {note}", err=True)
+        replies = ask_all(judge, asked, cache, limits, advance, note)
+    for remark in replies.accounts.notes:
+        note(remark)
     grades = {model: grades_of(model, questions, replies) for model in answers}
-    _write_data(
-        folder / "data.jsonl", [{"model": model, **asdict(one)} for model, own in grades.items() for one in own]
-    )
+    write_rows(folder / "data.jsonl", ({"model": model, **asdict(one)} for model, own in grades.items() for one in own))
     facts = facts | {
         "judge": dict(judge.identity),
         "accounts": asdict(replies.accounts),
@@ -265,7 +264,7 @@ def _grade(
             "it asks only for those",
             err=True,
         )
-        raise typer.Exit(1)
+        raise typer.Exit(INCOMPLETE)
 
 
 def _judge(
@@ -275,57 +274,30 @@ def _judge(
     from wpr.pipeline.errors import OptionError
 
     if function is not None:
-        from wpr.evaluation.judging.local import FunctionJudge
-        from wpr.pipeline.functions import import_function
-
         if model is not None or base_url is not None or settings:
             raise OptionError("--judge, --base-url and --set are of servers; leave them out with --function")
-        return FunctionJudge(import_function(function, "--function"), function)
+        return function_judge(function)
     if model is None:
+        if base_url is not None or settings:
+            raise OptionError("--base-url and --set are of a judge, and none is named; name its model with --judge")
         return None
-    from wpr.evaluation.judging.server import OPENAI, ServerJudge
-
-    given: dict[str, Any] = {"max_tokens": 1024}  # an explanation comes before the rating
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise OptionError(f"--set {text} must be NAME=VALUE, as temperature=0")
-        try:
-            given[name] = json.loads(value)
-        except ValueError:
-            given[name] = value
-    judge = ServerJudge(model, base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, key_variable, given)
-    if judge.warning is not None:
-        typer.echo(f"Note: {judge.warning}", err=True)
-    return judge
+    # An explanation comes before the rating.
+    return server_judge(model, base_url, key_variable, settings, {"max_tokens": 1024})
 
 
 def _temperatures(given: list[str], categories: set[str]) -> dict[str, float]:
     from wpr.pipeline.errors import OptionError
 
-    found: dict[str, float] = {}
+    everywhere: dict[str, float] = {}
+    own: dict[str, float] = {}
     for text in given:
         name, equals, value = text.rpartition("=")
         try:
             number = float(value)
         except ValueError:
             raise OptionError(f"--temperature {text} is neither a number nor CATEGORY=NUMBER, as writing=0.7") from None
-        found.update({name: number} if equals else dict.fromkeys(categories, number))
-    return found
-
-
-def _agree(yes: bool) -> None:
-    """Whether the judge may be asked."""
-    from wpr.pipeline.errors import OptionError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise OptionError("nobody is there to agree to that; add --yes to ask the judge, or --dry-run to stop here")
-    typer.confirm("Ask the judge?", abort=True, err=True)
-
-
-def _write_data(path: Path, rows: list[dict[str, Any]]) -> None:
-    from wpr.pipeline.folder import write_atomically
-
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if equals:
+            own[name] = number
+        else:
+            everywhere = dict.fromkeys(categories, number)
+    return everywhere | own  # in whatever order they were given

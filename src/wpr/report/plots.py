@@ -300,10 +300,13 @@ def _radar(figure: Figure, categories: list[str]) -> Drawing | None:
     for index, one in enumerate(figure.series):
         spokes = [(spoke, one.y[place]) for spoke, name in enumerate(categories)
                   if (place := _place_of(one, name)) is not None and math.isfinite(one.y[place])]  # fmt: skip
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(spoke, value) for spoke, value in spokes))
+        places = [at(spoke, value) for spoke, value in spokes]
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         look = f"c{_colour(index)}"
         drawn.append(tag("polygon", points=corners, fill_opacity="0.12", class_=f"fill {look}"))
         drawn.append(tag("polygon", points=corners, fill="none", stroke_width="1.8", class_=f"stroke {look}"))
+        # Where a category has no value a side passes over its spoke, and of a single value a polygon is nothing.
+        drawn += [tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.2", class_=f"fill {look}") for x, y in places]
     return Drawing(join(*drawn), centre_y + RADAR + 26)
 
 

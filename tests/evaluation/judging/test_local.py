@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.data.tokenizers_made_here import plain
 from tests.ppo import tiny
+from wpr.data import DataSettings, Encoder, Row
 from wpr.evaluation.judging.answer_cache import AnswerCache
 from wpr.evaluation.judging.asking import ask_all, pending
 from wpr.evaluation.judging.local import FunctionJudge, RewardModelJudge
@@ -17,6 +19,7 @@ from wpr.evaluation.judging.pairwise import pair_up, questions_for
 from wpr.evaluation.judging.protocol import Protocol
 from wpr.evaluation.judging.questions import JudgingError, Question
 from wpr.evaluation.response_file import Response, ResponseFile
+from wpr.rewards import Completions, RewardModel
 
 
 def asked(count: int) -> list[Question]:
@@ -124,6 +127,28 @@ def test_a_reward_model_prefers_the_higher_score(reward_model: Path, tmp_path: P
         assert "scores" in found.answers[question.id].replies[0].text
     again = ask_all(RewardModelJudge(str(reward_model)), questions, tmp_path / "a.jsonl")
     assert again.accounts.requests == 0
+
+
+def test_a_reward_model_reads_the_end_token_as_in_training(reward_model: Path) -> None:
+    """It was trained on the score at that token; at the one before it the score may be anything."""
+    judge = RewardModelJudge(str(reward_model))
+    judge._score([("a prompt", " and a response"), ("a prompt", " short")])
+    encoder = Encoder(plain(), DataSettings("prompts", template="text"))
+    model = RewardModel.from_pretrained(str(reward_model))
+    for (_, response), score in judge._scores.items():
+        start, (completion,) = encoder.encode(Row("a prompt"), [response])
+        assert completion[-1] == encoder.end_id
+        ids = torch.tensor([[*start, *completion]])
+        last = torch.tensor([ids.shape[1] - 1])
+        alone = model(Completions(["a prompt"], [response], ids, torch.ones_like(ids), last))
+        assert score == pytest.approx(float(alone), abs=1e-5)
+
+
+def test_a_reward_model_without_a_chat_template_reads_a_transcript(reward_model: Path) -> None:
+    judge = RewardModelJudge(str(reward_model))
+    judge._score([([{"role": "user", "content": "hello"}], "hi"), ("\n\nHuman: hello\n\nAssistant:", "hi")])
+    one, other = judge._scores.values()
+    assert one == pytest.approx(other, abs=1e-5)
 
 
 def test_equal_responses_are_a_tie_for_a_reward_model(reward_model: Path, tmp_path: Path) -> None:

@@ -109,7 +109,13 @@ def test_what_a_judge_sees() -> None:
 
 @pytest.mark.parametrize(
     ("text", "rating"),
-    [("Fine. Rating: [[7]]", 7), ("[[10]]", 10), ("[[ 8.5 ]]", 8.5), ("Rating: [[3]]. So [[3]].", 3)],
+    [
+        ("Fine. Rating: [[7]]", 7),
+        ("[[10]]", 10),
+        ("[[ 8.5 ]]", 8.5),
+        ("Rating: [[3]]. So [[3]].", 3),
+        ("<think>[[3]]? No, [[8]].</think> Rating: [[7]]", 7),
+    ],
 )
 def test_ratings(text: str, rating: float) -> None:
     assert read_rating(text) == rating

@@ -42,7 +42,12 @@ class FunctionJudge:
 
 
 class RewardModelJudge:
-    """The response with the higher score wins; equal scores are a tie. Each response is scored once."""
+    """The response with the higher score wins; equal scores are a tie. Each response is scored once.
+
+    Texts become tokens as they do for the stages of a run (`wpr.data.Encoder`), with the token that ends a completion:
+    reward models are trained on the score there, and say little at the token before it. Encoders such as BERT, which
+    have no such token, read prompt and response as their tokenizer writes them.
+    """
 
     def __init__(self, folder: str, batch_size: int = 32, device: str | None = None) -> None:
         import torch
@@ -52,15 +57,17 @@ class RewardModelJudge:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            self._model = RewardModel.from_pretrained(folder, tokenizer=tokenizer, batch_size=batch_size)
+            self._model = RewardModel.from_pretrained(folder, batch_size=batch_size)
         except (OSError, ValueError) as error:
             raise JudgingError(f"{folder} cannot be loaded as a reward model: {error}") from error
+        self._tokenizer = tokenizer
+        self._model.tokenizer = tokenizer if self._model.whole else None
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model.to(self._device)
         self._scores: dict[tuple[str, str], float] = {}
         self.batch_size = batch_size
         self.name = Path(folder).name if Path(folder).name != "model" else Path(folder).resolve().parent.name
-        self.identity: Mapping[str, Any] = {"reward_model": _weights(folder, self._model.model)}
+        self.identity: Mapping[str, Any] = {"reward_model": _weights(folder, self._model.model), "encoding": 2}
 
     def replies(self, questions: Sequence[Question]) -> list[Reply]:
         """See `LocalJudge.replies`."""
@@ -78,10 +85,23 @@ class RewardModelJudge:
         new = {_name(*place): place for place in places if _name(*place) not in self._scores}
         if not new:
             return
-        nothing = torch.zeros(len(new), 1, dtype=torch.long, device=self._device)  # the model tokenizes the texts
         prompts, responses = zip(*new.values(), strict=True)
-        scores = self._model(Completions(prompts, responses, nothing, nothing, nothing[:, 0]))
+        # An encoder's own tokenizer makes its tokens, see above; it needs no ids here.
+        rows = [[0]] * len(new) if self._model.whole else [self._ids(*place) for place in new.values()]
+        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+        ids = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in rows], device=self._device)
+        mask = (torch.arange(ids.shape[1], device=self._device) < lengths.unsqueeze(-1)).long()
+        scores = self._model(Completions(prompts, responses, ids, mask, lengths - 1))
         self._scores.update(zip(new, scores.tolist(), strict=True))
+
+    def _ids(self, prompt: Any, response: str) -> list[int]:
+        from wpr.data import DataSettings, Encoder, Row
+        from wpr.language_models import position_limit
+
+        text = isinstance(prompt, str)
+        encoder = Encoder(self._tokenizer, DataSettings("prompts", template="text" if text else "auto"))
+        start, (completion,) = encoder.encode(Row(prompt if text else tuple(prompt)), [response])
+        return [*start, *completion][: position_limit(self._model.model)]
 
 
 def _name(prompt: Any, response: str) -> tuple[str, str]:

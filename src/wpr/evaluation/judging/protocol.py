@@ -55,7 +55,7 @@ class Protocol:
         if size > len(pool):
             raise JudgingSettingsError(
                 f"a draw of {size} prompts is more than the {len(pool)} that both files answer; set the prompts of a "
-                "draw to that or fewer, or compare all of them once"
+                "draw to that or fewer (--prompts), or compare all of them once (--all)"
             )
         chosen = []
         for draw in range(1 if self.prompts is None else self.draws):

@@ -58,7 +58,7 @@ def make_finding(
         figures = _figures(ours, theirs, found, rates, bias)
     else:
         text.append("No comparison has a verdict, so that there is no win rate.")
-    text += _missing_text(counted, len(judged))
+    text += _missing_text(judged, counted)
     for other, agreed in agreements.items():
         rows.append([f"agreement with {other}", agreed.share, None, None, f"{agreed.comparisons} pairs judged by both"])
         rows.append([f"Cohen's kappa with {other}", agreed.kappa, None, None, "0: as by chance, 1: always"])
@@ -71,7 +71,7 @@ def make_finding(
 
 
 _WHY = {
-    "unreadable": "the answer had the wrong form twice; not in the rates",
+    "unreadable": "the answer had the wrong form, a server's twice; not in the rates",
     "failed": "no answer after all attempts; run again to ask for these",
     "unasked": "left out after too many failures; run again to ask for these",
 }
@@ -178,12 +178,14 @@ def _draws_text(protocol: Protocol, found: WinRate, error: float, draws: int) ->
     ]
 
 
-def _missing_text(counted: Mapping[str, int], total: int) -> list[str]:
-    texts = []
+def _missing_text(judged: Sequence[Judged], counted: Mapping[str, int]) -> list[str]:
+    texts, total = [], len(judged)
     if counted["unreadable"] > UNREAD_SHARE * total:
+        first = next(one.answer.reason for one in judged if one.answer.status == "unreadable")
+        rates = "They are not in the rates; the row 'whatever the missing say' has what they could change. "
         texts.append(
-            f"Warning: {counted['unreadable']} of {total} answers could not be read, even when asked again. They are "
-            "not in the rates; the row 'whatever the missing say' has what they could change."
+            f"Warning: {counted['unreadable']} of {total} answers could not be read. "
+            f"{rates if sum(counted.values()) < total else ''}Of the first: {first}. All are in data.jsonl."
         )
     lost = counted["failed"] + counted["unasked"]
     if lost:
@@ -203,7 +205,8 @@ def _figures(ours: str, theirs: str, found: WinRate, rates: Sequence[float], bia
         Figure(
             "bars", f"Win rate of {ours} against {theirs}", "", "win rate",
             [Series("win rate", [*labels, "all"], values, low, high)], marks=half, name="win-rate",
-            note="Draws without an interval; the last bar has the 95% interval over prompts.",
+            note=f"{'Draws without an interval; the last bar' if labels else 'The bar'} has the 95% interval over "
+            "prompts.",
         )
     ]  # fmt: skip
     if bias.first + bias.second:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from wpr.evaluation.judging.questions import UnreadableError
+from wpr.evaluation.judging.verdicts import without_thoughts
 from wpr.evaluation.mt_bench.questions import Question
 
 CRITERIA = (
@@ -51,10 +52,10 @@ def grading_prompt(question: Question, answers: tuple[str, str], turn: int) -> s
 
 
 def read_rating(text: str) -> float:
-    """The rating in ``[[n]]``. Raises `UnreadableError` where there is none, where it is no number from 1 to 10, and
-    where there are several that differ.
+    """The rating in ``[[n]]``, behind a reasoning model's thoughts, which weigh several. Raises `UnreadableError` where
+    there is none, where it is no number from 1 to 10, and where there are several that differ.
     """
-    found = dict.fromkeys(RATING.findall(text))
+    found = dict.fromkeys(RATING.findall(without_thoughts(text)))
     if not found:
         raise UnreadableError("it has no rating in the form [[n]]")
     if len(found) > 1:
