@@ -78,7 +78,8 @@ class Mark:
 class Figure:
     """What a plot shows. name: of its file, made from the title if it is not given. note: how to read it.
 
-    log_x, log_y: values at or below 0 are left out of a logarithmic axis.
+    log_x, log_y: values at or below 0 are left out of a logarithmic axis. includes: values that a radar's rings reach
+    whatever the data, such as the best score that there is.
     """
 
     kind: Kind
@@ -91,6 +92,7 @@ class Figure:
     marks: list[Mark] = field(default_factory=list)
     note: str = ""
     name: str = ""
+    includes: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

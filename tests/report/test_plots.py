@@ -155,3 +155,14 @@ def test_whatever_the_numbers_are_there_is_a_drawing(
     document = draw_figure(figure)
     ElementTree.fromstring(document)
     assert not re.search(r'="-?(nan|inf)', document)
+
+
+def test_a_radar_reaches_what_it_includes() -> None:
+    """Scores of 3 out of 10 do not fill the figure."""
+    names = ["one", "two", "three"]
+    low, high = (
+        draw(Figure("radar", "t", "x", "y", [Series("a", names, [3.0, 3.0, 3.0])], includes=includes)).body
+        for includes in ([], [10.0])
+    )
+    assert ">10<" not in low
+    assert ">10<" in high

@@ -273,7 +273,7 @@ def _bar(area: Area, one: Series, place: int, y: float, zero: float, look: str) 
 def _radar(figure: Figure, categories: list[str]) -> Drawing | None:
     """One spoke a category, values outwards from 0 (or from the lowest, where that is below 0)."""
     values = [y for one in figure.series for y in one.y if math.isfinite(y)]
-    axis = Axis.around(values, False, 0.0, [0.0])
+    axis = Axis.around(values, False, 0.0, [0.0, *figure.includes])
     if axis is None:
         return None
     centre_x, centre_y = WIDTH / 2, TOP + RADAR + 8

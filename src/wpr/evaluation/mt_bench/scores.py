@@ -78,7 +78,7 @@ def mt_bench_finding(
         text=text,
         columns=COLUMNS,
         rows=rows,
-        figures=[Figure("radar", "MT-Bench by category", "category", "score, 1 to 10", series)],
+        figures=[Figure("radar", "MT-Bench by category", "category", "score, 1 to 10", series, includes=[10.0])],
         settings=settings,
     )
 
