@@ -128,7 +128,7 @@ def _told(own: Mapping[str, Candidates], metric: str, top: int) -> list[str]:
     said = (
         f"{least} has the smallest, and its interval overlaps no other."
         if apart and len(means) > 1
-        else "Intervals overlap, so these numbers do not rank the models."
+        else "Intervals overlap, which leaves the order of the models open."
     )
     return [
         f"At every token of each model's own held-out responses, the mean {metric} distance between its {top} "
