@@ -166,10 +166,14 @@ def test_temperature_against_another_model(here: Here, trained: Path, tmp_path: 
     # The reward model's score of the same tokens is what PPO recorded.
     scores = [json.loads(line) for line in (tmp_path / "x" / "data.jsonl").read_text().splitlines()]
     found = {row["prompt_id"]: row["score"] for row in scores if row["model"] == "rkl" and row["temperature"] == 0.5}
-    as_drawn = [one for one in FinishedRun(trained, "cpu").answers(POLICIES[0]) if len(one.response_ids) == one.length]
+    run = FinishedRun(trained, "cpu")
+    rows = [json.loads(line) for line in (trained / "ppo" / POLICIES[0] / AFTER).read_text().splitlines()]
+    anew = [run.answer({name: value for name, value in row.items() if name != "response_ids"}) for row in rows]
+    assert not any(answer.drawn for answer in anew)
+    as_drawn = [row for row, answer in zip(rows, anew, strict=True) if answer.response_ids == row["response_ids"]]
     assert len(as_drawn) >= 3
-    for answer in as_drawn:
-        assert found[str(answer.number)] == pytest.approx(answer.score, abs=1e-4)
+    for row in as_drawn:
+        assert found[str(row["number"])] == pytest.approx(row["score"], abs=1e-4)
 
 
 def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def test_the_command_runs_everything_and_writes_the_report(tmp_path: Path) -> No
         rows = [json.loads(line) for line in (folder / "ppo" / policy / "responses.jsonl").read_text().splitlines()]
         assert {"gold", "score", "divergences"} <= set(rows[0])
         assert set(rows[0]["divergences"]) == {"semantic"}
-        assert not any(name.endswith("_ids") for name in rows[0])
+        assert len(rows[0]["response_ids"]) == rows[0]["length"]
+        assert "prompt_ids" not in rows[0]
         (study,) = json.loads((folder / "ppo" / policy / "tokens.json").read_text())["studies"]
         assert study["response"] == rows[0]["response"]
         assert study["gold"] == rows[0]["gold"]

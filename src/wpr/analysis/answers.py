@@ -25,7 +25,8 @@ class Answer:
     """A response to one prompt, as text and as tokens.
 
     number: of the prompt. response_ids: with the token that ended it, if one did. length: tokens when it was drawn,
-    where that is known: the text may be tokenized otherwise than it was drawn.
+    where that is known. drawn: whether response_ids are what was drawn; else they were made of the text, which may have
+    been drawn as other tokens.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Answer:
     response_ids: list[int]
     score: float | None = None
     length: int | None = None
+    drawn: bool = False
 
 
 @dataclass(frozen=True)

@@ -129,17 +129,19 @@ class FinishedRun:
     def answer(self, row: Mapping[str, Any]) -> Answer:
         """A line of a file of responses, with its tokens."""
         prompt, text, length = row["prompt"], row["response"], row.get("length")
-        ids = row.get("response_ids")  # as they were drawn, where the file has them
+        ids = row.get("response_ids")  # as they were drawn; files of older runs have none
+        drawn = ids is not None
         if ids is None:
             ids = self._response_ids(prompt, text, bool(row.get("finished")), length)
-        return Answer(int(row["number"]), prompt, text, self.prompt_ids(prompt), list(ids), row.get("score"), length)
+        score = row.get("score")
+        return Answer(int(row["number"]), prompt, text, self.prompt_ids(prompt), list(ids), score, length, drawn)
 
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Token ids of a prompt as the run has it, text or chat messages."""
         return self.encoder.prompt(Row(prompt if isinstance(prompt, str) else tuple(prompt)))
 
     def _response_ids(self, prompt: Any, text: str, finished: bool, length: int | None) -> list[int]:
-        """Tokens of a response, of which the run kept the text alone.
+        """Tokens of a response, of which an older run kept the text alone.
 
         A text can be tokenized in several ways; what is tried is the text by itself and, for tokenizers that drop or
         add a space at the start of a text, as what it adds to the prompt. The one of the recorded length is taken.
@@ -178,9 +180,12 @@ def device_of(name: str | None) -> Any:
 
 
 def retokenized(answers: Sequence[Answer]) -> str:
-    """How many responses have as many tokens as when they were drawn: those that differ were tokenized otherwise."""
-    same = sum(answer.length is None or len(answer.response_ids) == answer.length for answer in answers)
+    """Whose tokens are measured: those drawn, or what a tokenizer makes of the texts."""
+    anew = [answer for answer in answers if not answer.drawn]
+    if not anew:
+        return "The responses' tokens are those that were drawn."
+    same = sum(answer.length is None or len(answer.response_ids) == answer.length for answer in anew)
     return (
-        f"Responses are tokenized anew from their texts: {same} of {len(answers)} have as many tokens as when they "
+        f"Responses are tokenized anew from their texts: {same} of {len(anew)} have as many tokens as when they "
         "were drawn."
     )
