@@ -55,7 +55,9 @@ def from_hidden(
             f"tokens of shape {tuple(tokens.shape)} for {len(policy_states)} positions; pass one token id per position"
         )
     if not memory_mb > 0:
-        raise ValueError(f"memory_mb={memory_mb} must be a positive number")
+        raise ValueError(
+            f"memory_mb={memory_mb} must be positive; set it to the megabytes that the logits of both models may take"
+        )
     weight = plain_model(policy).get_output_embeddings().weight
     step = max(1, int(memory_mb * 2**20) // (2 * weight.shape[0] * weight.element_size()))
     supports: list[Support] = []

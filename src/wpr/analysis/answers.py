@@ -132,6 +132,8 @@ def token_penalties(
             penalty[name].append(out.penalty.cpu())
             divergence[name].append(out.divergence.cpu())
     if not where:
-        raise ValueError("there are no response tokens to measure; the responses are empty")
+        raise ValueError(
+            "there are no response tokens to measure: all responses are empty; look at the run's ppo/POLICY/responses.jsonl"
+        )
     joined = ({name: torch.cat(parts) for name, parts in found.items()} for found in (penalty, divergence))
     return TokenPenalties(torch.cat(where), *joined)
