@@ -133,7 +133,7 @@ def token_penalties(
             divergence[name].append(out.divergence.cpu())
     if not where:
         raise ValueError(
-            "there are no response tokens to measure: all responses are empty; look at the run's ppo/POLICY/responses.jsonl"
+            "there are no response tokens to measure: all responses are empty; look at ppo/POLICY/responses.jsonl"
         )
     joined = ({name: torch.cat(parts) for name, parts in found.items()} for found in (penalty, divergence))
     return TokenPenalties(torch.cat(where), *joined)
