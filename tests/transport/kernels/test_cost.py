@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.problems import clustered_embeddings
 from tests.transport.kernels import needs_triton
-from wpr.transport.geometry import TokenGeometry
+from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
 from wpr.transport.support import NO_TOKEN
 
 pytestmark = needs_triton
@@ -67,6 +69,27 @@ def test_near_duplicates_keep_their_digits(metric: str, device: str) -> None:
     ids = supports(2, 100, 120, device)
     ours = check(weight.to(device), ids, metric, None, atol=2e-7 if metric == "cosine" else None)
     assert (ours[ours > 0] < 1e-4).any()
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, device: str) -> None:
+    """Wide rows, all about equally far from each other, and radii that miss a distance by less than float32 rounds."""
+    weight = torch.randn(200, 2100, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
+    geometry = TokenGeometry.from_embeddings(weight, metric, 20, progress=False)
+    exact = replace(geometry, embeddings=weight.double())
+    everyone = torch.arange(200, device=device).unsqueeze(0)
+    free = replace(exact, radius=torch.full_like(geometry.radius, torch.inf))
+    distances = free.cost(everyone, scaled=False)[0].kthvalue(50, dim=-1).values
+    miss = 1 + 2e-7 * (torch.arange(200, device=device) % 5 - 2)
+    radius = (distances / (1 + RADIUS_SLACK[torch.float32]) * miss).float()
+    ids = supports(3, 180, 200, device)
+    geometry, exact = replace(geometry, radius=radius), replace(exact, radius=radius)
+    from wpr.transport.kernels.cost import cost
+
+    ours, theirs = cost(geometry, ids), exact.cost(ids)
+    assert torch.equal(ours, ours.mT)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=0)
 
 
 def test_rows_of_zeros_have_no_direction(device: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from functools import cache
 
 import torch
 
@@ -49,11 +50,16 @@ def _obstacle(device: torch.device) -> str | None:
     """Why the kernels cannot run on ``device``, if so."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and _capability(device) < (8, 0):
         return "the device has no bf16 tensor cores (compute capability below 8.0)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"tensors on {device.type} need Triton's interpreter (TRITON_INTERPRET=1)"
     return None
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def say_once(message: str) -> None:

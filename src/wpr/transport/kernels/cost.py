@@ -14,9 +14,11 @@ nearly all tokens of a usual support, with all six products among them (`_panel_
                                                                               cosine: size = 1, weight = 1 / |e|
 
 The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
-as three TF32 products, which keeps 21 bits. Where the difference loses its digits, ``|x - y|^2 < NEAR (size_x +
-size_y)``, the pair is marked by a cost of -1, and a second kernel adds up the squared differences of such pairs. Real
-supports have few, so nearly all of its programs have nothing to do; a kernel of its own leaves the first its registers.
+as three TF32 products, which keeps 21 bits. Two kinds of pairs need more digits than that: those whose difference loses
+them, ``|x - y|^2 < NEAR (size_x + size_y)``, and those so close to the radius that rounding would decide whether their
+cost is finite (`_doubt`). They are marked by a cost of -1, and a second kernel adds up their squared differences in
+float64. So the costs that are infinite are exactly those that float64 finds. Few pairs are of either kind, and most of
+the second kernel's programs have nothing to do; a kernel of its own leaves the first its registers.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
@@ -34,10 +36,7 @@ from wpr.transport.metrics import COSINE, EUCLIDEAN
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in
-`transport.metrics`, because tensor cores cut off digits where a float32 sum would round. Cuts add up, since all are
-towards zero. Emulated, with a cut to float32 after every 16 products: products are too small by about 8e-7 of
-themselves for 576 columns, 3e-6 for 2,048, 5e-6 for 4,096, and squared distances of just this share too large by at
-most 1e-5, 3e-5, 6e-5 of themselves; those of share 1/2 by a tenth of that.
+`transport.metrics`, because tensor cores cut off digits where a float32 sum would round (see `_doubt`).
 """
 
 TILE = 64
@@ -54,7 +53,7 @@ STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """The same for programs of one tile: 32 KB each."""
 
 _factors: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Sizes and weights of each geometry's tokens: 8 bytes a token."""
+"""Sizes and weights of each geometry's tokens: 4 bytes a token, 12 under the cosine metric."""
 
 
 def supports(geometry: TokenGeometry) -> str | None:
@@ -103,7 +102,8 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
                 embeddings.stride(0),
                 stride,
             ),
-            *(pairs, 1 + _slack(embeddings.shape[1]), 1 / geometry.scale if scaled else 1.0, NEAR),
+            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0),
+            *(NEAR, _doubt(embeddings.shape[1])),
         )
         cosine = geometry.metric is COSINE
         full = embeddings.dtype == torch.float32
@@ -118,27 +118,33 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
             stages = STAGES[embeddings.dtype]
             grid = (rows * (pairs - first),)
             _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
-        _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 64, num_warps=4)
+        _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 32, num_warps=4)
     return out[:, :, :n]
 
 
-def _slack(width: int) -> float:
-    """Relative slack of the radius rule. What tensor cores cut off makes costs too large, by more the wider the rows
-    are; without a slack that grows, a token would lose the very neighbour that its radius is the distance to.
+def _doubt(width: int) -> float:
+    """How far ``|x - y|^2`` can be off, as a share of ``size_x + size_y``.
+
+    Tensor cores cut digits off a sum instead of rounding it. Cuts add up, since all are towards zero. Emulated, with a
+    cut to float32 after every 16 products: products are too small by about 8e-7 of themselves for 576 columns, 3e-6
+    for 2,048, 5e-6 for 4,096, and they are at most half of the sizes' sum, taken twice.
     """
-    return RADIUS_SLACK[torch.float32] * max(1.0, width / 1024)
+    return 3e-7 + 2e-9 * width
 
 
 def _sizes_and_weights(geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
-    """Squared length of each token's row after weighting, and its weight: two ``(V,)``, computed once a geometry."""
+    """Squared length of each token's row after weighting, and its weight: ``(V,)`` of float32 and of float64, computed
+    once a geometry. Euclidean costs have no weights; what stands in their place is not read.
+    """
     if geometry not in _factors:
-        # In float64: an error of a weight is the same for all costs of its token, and a GPU's rsqrt has one.
+        # In float64: an error of a weight would be the same for all costs of its token, and a GPU's rsqrt has one.
         squared = torch.cat([part.double().square().sum(-1) for part in geometry.embeddings.split(1 << 12)])
         if geometry.metric is COSINE:  # a row of zeros has no direction and stays as it is
             weight = torch.where(squared > 0, squared.rsqrt(), 0.0)
-            _factors[geometry] = ((squared > 0).float(), weight.float())
+            _factors[geometry] = ((squared > 0).float(), weight)
         else:
-            _factors[geometry] = (squared.float(), torch.ones_like(squared, dtype=torch.float32))
+            size = squared.float()
+            _factors[geometry] = (size, size)
     size, weight = _factors[geometry]
     return size, weight
 
@@ -160,6 +166,7 @@ def _panel_kernel(
     slack,
     factor,
     near_share,
+    doubt,
     COSINE: tl.constexpr,
     FILL: tl.constexpr,
     TILE: tl.constexpr,
@@ -197,13 +204,13 @@ def _panel_kernel(
         dot22 = tl.dot(x2, tl.trans(x2), dot22)
     first, second, third = (i0, token0), (i1, token1), (i2, token2)
     factors = (size, weight, radius)
-    limits = (n, out_stride, slack, factor, near_share)
-    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE)
-    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE)
-    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE)
-    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE)
-    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE)
-    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE)
+    limits = (n, out_stride, slack, factor, near_share, doubt)
+    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE, False)
+    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE, False)
+    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE, False)
+    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE, False)
+    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE, False)
+    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE, False)
 
 
 @triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
@@ -223,6 +230,7 @@ def _tile_kernel(
     slack,
     factor,
     near_share,
+    doubt,
     first_pair,
     COSINE: tl.constexpr,
     FILL: tl.constexpr,
@@ -252,14 +260,27 @@ def _tile_kernel(
             else:
                 products = tl.dot(x, tl.trans(y), products)
     factors = (size, weight, radius)
-    limits = (n, out_stride, slack, factor, near_share)
+    limits = (n, out_stride, slack, factor, near_share, doubt)
     out += position * n * out_stride
     near = near_tiles + position * pairs + pair
-    _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, first != second, FILL, COSINE)
+    mirror = True if FULL else first != second
+    _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, mirror, FILL, COSINE, FULL)
 
 
 @triton.jit
-def _finish(products, rows, columns, factors, limits, out, near_tile, mirror, FILL: tl.constexpr, COSINE: tl.constexpr):
+def _finish(
+    products,
+    rows,
+    columns,
+    factors,
+    limits,
+    out,
+    near_tile,
+    mirror,
+    FILL: tl.constexpr,
+    COSINE: tl.constexpr,
+    FULL: tl.constexpr,
+):
     """Costs of a tile from its products, written on both sides of the diagonal.
 
     rows, columns: the entries of the tile and their tokens. near_tile: where to note whether it has near pairs.
@@ -267,29 +288,34 @@ def _finish(products, rows, columns, factors, limits, out, near_tile, mirror, FI
     i, token_i = rows
     j, token_j = columns
     size, weight, radius = factors
-    n, out_stride, slack, factor, near_share = limits
+    n, out_stride, slack, factor, near_share, doubt = limits
     any_near = 0
     if FILL | ((tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)):
         real_i = token_i >= 0
         real_j = token_j >= 0
         size_i = tl.load(size + token_i, mask=real_i, other=0.0)
         size_j = tl.load(size + token_j, mask=real_j, other=0.0)
-        weight_i = tl.load(weight + token_i, mask=real_i, other=0.0)
-        weight_j = tl.load(weight + token_j, mask=real_j, other=0.0)
         radius_i = tl.load(radius + token_i, mask=real_i, other=0.0)
         radius_j = tl.load(radius + token_j, mask=real_j, other=0.0)
         sizes = size_i[:, None] + size_j[None, :]
-        squared = tl.maximum(sizes - 2.0 * products * (weight_i[:, None] * weight_j[None, :]), 0.0)
+        if COSINE:
+            weight_i = tl.load(weight + token_i, mask=real_i, other=0.0).to(tl.float32)
+            weight_j = tl.load(weight + token_j, mask=real_j, other=0.0).to(tl.float32)
+            products *= weight_i[:, None] * weight_j[None, :]
+        squared = tl.maximum(sizes - 2.0 * products, 0.0)
         others = real_i[:, None] & real_j[None, :] & (i[:, None] != j[None, :])
-        near = others & (squared < near_share * sizes)
+        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
+        limit = 2.0 * reach if COSINE else reach * reach
+        near = others & ((squared < near_share * sizes) | (tl.abs(squared - limit) <= doubt * sizes))
         any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
         distance = squared * 0.5 if COSINE else tl.sqrt(squared)
-        reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
         cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
         cost = tl.where(near, -1.0, cost)
         cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
-        everything = (i >= 0)[:, None] & (j >= 0)[None, :]
-        _store_both(out, i, j, cost, everything, n, out_stride, mirror)
+        # The three products of a TF32 pair are added in another order on the other side of the diagonal: with these, a
+        # tile on the diagonal is mirrored too. Else all of a tile is written.
+        which = i[:, None] <= j[None, :] if FULL else i[:, None] < j[None, :] + i.shape[0]
+        _store_both(out, i, j, cost, which, n, out_stride, mirror)
     else:
         # Of what is left out, solvers read the dummy, the last entry, which no token is near.
         if tl.max(j, axis=0) >= n - 1:
@@ -316,6 +342,7 @@ def _near_kernel(
     slack,
     factor,
     near_share,
+    doubt,
     COSINE: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -327,36 +354,36 @@ def _near_kernel(
         out += position * n * out_stride
         i = first * TILE + tl.arange(0, TILE)
         j = second * TILE + tl.arange(0, TILE)
-        inside = (i < n)[:, None] & (j < n)[None, :]
-        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=inside, other=0.0)
-        near = cost < 0
+        above = (i[:, None] < j[None, :]) & (j < n)[None, :]  # tiles on the diagonal have marks on both sides
+        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=above, other=0.0)
+        marked_rows = tl.max((cost < 0).to(tl.int32), axis=1)
+        left = tl.sum(marked_rows, axis=0)
         row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
         y_rows = embeddings + row_j * row_stride
-        weight_j = tl.load(weight + row_j)
         radius_j = tl.load(radius + row_j)
-        near_rows = tl.max(near.to(tl.int32), axis=1)
-        left = tl.sum(near_rows, axis=0)
         while left > 0:
-            row = tl.argmax(near_rows, axis=0)
-            is_row = tl.arange(0, TILE) == row
-            wanted = tl.max((near & is_row[:, None]).to(tl.int32), axis=0) != 0
-            own = tl.load(ids + first * TILE + row)
-            own_weight = tl.load(weight + own)
-            sums = tl.zeros([TILE], tl.float32)
+            row = tl.argmax(marked_rows, axis=0)
+            entry = first * TILE + row
+            marked = tl.load(out + entry * out_stride + j, mask=(j > entry) & (j < n), other=0.0) < 0
+            own = tl.load(ids + entry)
+            sums = tl.zeros([TILE], tl.float64)
             for start in range(0, width, COLUMNS):
                 column = start + tl.arange(0, COLUMNS)
-                x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
-                mask = wanted[:, None] & (column[None, :] < width)
-                y = tl.load(y_rows[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
-                difference = tl.where(mask, (x * own_weight)[None, :] - y * weight_j[:, None], 0.0)
+                mask = marked[:, None] & (column < width)[None, :]
+                x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0).to(tl.float64)
+                y = tl.load(y_rows[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float64)
+                if COSINE:
+                    x *= tl.load(weight + own)
+                    y *= tl.load(weight + row_j)[:, None]
+                difference = x[None, :] - y
                 sums += tl.sum(difference * difference, axis=1)
             distance = sums * 0.5 if COSINE else tl.sqrt(sums)
             reach = tl.maximum(tl.load(radius + own), radius_j) * slack
-            exact = tl.where(distance <= reach, distance * factor, float("inf"))
-            cost = tl.where(near & is_row[:, None], exact[None, :], cost)
-            near_rows = tl.where(is_row, 0, near_rows)
+            exact = tl.where(distance <= reach, distance.to(tl.float32) * factor, float("inf"))
+            tl.store(out + entry * out_stride + j, exact, mask=marked)
+            tl.store(out + j * out_stride + entry, exact, mask=marked)
+            marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
             left -= 1
-        _store_both(out, i, j, cost, near, n, out_stride, first != second)
 
 
 @triton.jit

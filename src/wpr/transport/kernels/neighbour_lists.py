@@ -30,6 +30,11 @@ GROUP = 64
 STEP = 16
 """Lengths are multiples of this, so that a thread reads four neighbours at a time."""
 
+WRITE_COLUMNS, WRITE_WARPS = 32, 4
+"""Of a group's costs, the columns that are turned into lists in one step: few, so that many programs run beside each
+other and hide the time that their scattered stores take.
+"""
+
 CAPACITY = 1.0
 """Slots of a problem, in units of ``64 n``: beyond that lists are read hardly faster than the matrix."""
 
@@ -86,7 +91,8 @@ def neighbour_lists(log_a: Tensor, log_b: Tensor, cost: Tensor) -> NeighbourList
             *strides,
             GROUP,
             STEP,
-            num_warps=4,
+            WRITE_COLUMNS,
+            num_warps=WRITE_WARPS,
         )
     return NeighbourLists(count, order, first, width, index, listed, dense)
 
@@ -160,6 +166,7 @@ def _write_kernel(
     groups,
     T: tl.constexpr,
     STEP: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     problem = (tl.program_id(0) // groups).to(tl.int64)
     group = tl.program_id(0) % groups
@@ -175,8 +182,8 @@ def _write_kernel(
         real_i = _has_mass(log_a, log_b, i, n)
         start = tl.load(first + problem * groups + group) + place * own_width
         seen = tl.zeros([T], tl.int32)
-        for other in range(groups):
-            j = other * T + tl.arange(0, T)
+        for begin in range(0, n, COLUMNS):
+            j = begin + tl.arange(0, COLUMNS)
             real_j = _has_mass(log_a, log_b, j, n)
             if tl.max(real_j.to(tl.int32), axis=0) != 0:
                 c = _tile(cost, i, j, real_i, real_j, row_stride)
@@ -184,7 +191,7 @@ def _write_kernel(
                 number = edge.to(tl.int32)
                 slot = start[:, None] + seen[:, None] + tl.cumsum(number, 1) - number
                 rank_j = tl.load(rank + problem * groups * T + j).to(tl.int16)
-                tl.store(out_index + slot, tl.broadcast_to(rank_j[None, :], (T, T)), mask=edge)
+                tl.store(out_index + slot, tl.broadcast_to(rank_j[None, :], (T, COLUMNS)), mask=edge)
                 tl.store(out_cost + slot, c, mask=edge)
                 seen += tl.sum(number, axis=1)
         for begin in range(0, own_width, STEP):
