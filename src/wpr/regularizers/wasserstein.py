@@ -204,9 +204,9 @@ class Wasserstein:
         tokens = check_shapes(policy_logits, reference_logits, tokens)
         self._check(policy_logits)
         vocabulary = self.geometry.vocabulary
-        known = tokens.clamp(0, vocabulary - 1)
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
-            support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, known, self.settings.k2)
+            reduced = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2)
+        support, log_policy, log_reference = reduced
         return support, lambda: refuse_by_one_question(
             tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
         )

@@ -30,7 +30,7 @@ GROUP = 64
 STEP = 16
 """Lengths are multiples of this, so that a thread reads four neighbours at a time."""
 
-WRITE_COLUMNS, WRITE_WARPS = 32, 4
+WRITE_COLUMNS, WRITE_WARPS = 16, 4
 """Of a group's costs, the columns that are turned into lists in one step: few, so that many programs run beside each
 other and hide the time that their scattered stores take.
 """

@@ -55,7 +55,8 @@ def reduce_logits(
     """The support of each position, and the log-sum-exp of both rows ``(P,)``; rows without a finite one are not
     refused here, and their support means nothing.
 
-    policy_logits, reference_logits: ``(P, V)`` in float32, float16 or bfloat16. tokens: ``(P,)`` ids within 0..V-1.
+    policy_logits, reference_logits: ``(P, V)`` in float32, float16 or bfloat16. tokens: ``(P,)``; an id outside 0..V-1
+    is taken for the nearest within, and is not refused here either.
     """
     policy_logits, reference_logits = side_by_side(policy_logits), side_by_side(reference_logits)
     rows, vocabulary = check_logits(policy_logits)
@@ -111,7 +112,7 @@ def _merge(tops: Tensor, tokens: Tensor, vocabulary: int, ids: Tensor, sampled: 
     if rows:
         size = triton.next_power_of_2(k2)
         _merge_kernel[(rows,)](
-            *(tops[0], tops[1], tokens.contiguous(), ids, sampled, marks, k2, blocks),
+            *(tops[0], tops[1], tokens.contiguous(), ids, sampled, marks, k2, vocabulary, blocks),
             *(size, triton.next_power_of_2(2 * k2 + 2), BLOCK),
             num_warps=4 if size <= 64 else 8,
         )
@@ -149,6 +150,7 @@ def _merge_kernel(
     sampled,
     marks,
     k2,
+    vocabulary,
     blocks,
     SIZE: tl.constexpr,
     ENTRIES: tl.constexpr,
@@ -161,7 +163,7 @@ def _merge_kernel(
     # What is beyond a list is larger than every token, and different in the two lists.
     own = tl.load(policy + row * k2 + place, mask=inside, other=2147483646).to(tl.int32)
     other = tl.load(reference + row * k2 + place, mask=inside, other=2147483647).to(tl.int32)
-    token = tl.load(tokens + row).to(tl.int32)
+    token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocabulary - 1).to(tl.int32)
     double = tl.max((own[:, None] == other[None, :]).to(tl.int32), axis=0) != 0
     new = inside & (double == 0)
     token_known = tl.max((own == token).to(tl.int32), axis=0) + tl.max((other == token).to(tl.int32), axis=0)

@@ -7,11 +7,9 @@ The read writes each block's maximum and its sum of exponentials. The k likelies
 maxima are the largest (of equal maxima the block of lower ids): any token outside them is beaten by k maxima. So only
 those blocks, 64 k logits, are read again.
 
-Both choices, of blocks and of tokens, need the k-th largest of a few thousand numbers. Floats are ordered like
-integers, of which bf16 has 2^16 only, and an interval that holds the k-th largest is halved by counting the numbers
-that reach its middle. That is exact and needs no sorting. The k-th largest token is no smaller than the least of k
-blocks' maxima and no larger than the greatest, which usually leaves eight halvings. Among equals the lower id wins, as
-in `transport.support.top_ids`.
+Both choices, of blocks and of tokens, need the k-th largest of a few thousand numbers. It is found bit by bit: floats
+ordered like integers, and for each bit from the top a count of the numbers that reach it. That is exact, needs no
+sorting, and bf16 has 16 bits only. Among equals the lower id wins, as in `transport.support.top_ids`.
 
 A NaN makes its row's log-sum-exp NaN. The ids of such a row are valid ids and nothing more; callers refuse the row by
 its log-sum-exp.
@@ -208,10 +206,8 @@ def _choose_blocks(highest, places, blocks, wanted, UNUSED: tl.constexpr, SIZE: 
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, SIZE)
     top = tl.load(highest + row * blocks + block, mask=block < blocks, other=0.0)
-    ordered = _ordered(top, UNUSED)
-    key = tl.where(block < blocks, ordered, -2147483648)
-    low = tl.min(tl.where(block < blocks, ordered, 2147483647), axis=0)
-    least = _kth_largest(key, wanted, low, tl.max(key, axis=0))
+    key = tl.where(block < blocks, _ordered(top, UNUSED), -2147483648)
+    least = _kth_largest(key, wanted, 32 - UNUSED)
     above = key > least
     equal = (key == least).to(tl.int32)
     places_left = wanted - tl.sum(above.to(tl.int32))
@@ -245,11 +241,7 @@ def _choose_tokens(
     inside = (token < vocabulary) & (slot < wanted)[:, None]
     x = tl.load(logits + row * stride + token, mask=inside, other=0.0).to(tl.float32)
     key = tl.where(inside, _ordered(x, UNUSED), -2147483648)
-    top = tl.max(key, axis=1)
-    low = tl.min(tl.where(slot < wanted, top, 2147483647), axis=0)
-    if wanted < k:  # all blocks are here, and the k-th largest may be below all maxima
-        low = -2147483648
-    least = _kth_largest(key, k, low, tl.max(top, axis=0))
+    least = _kth_largest(key, k, 32 - UNUSED)
     above = key > least
     equal = (key == least).to(tl.int32)
     places_left = k - tl.sum(above.to(tl.int32))
@@ -266,14 +258,13 @@ def _ordered(x, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def _kth_largest(key, k, low, high):
-    """The k-th largest of integers, which is known to lie within ``low`` and ``high``."""
-    while low < high:
-        middle = (low | high) - ((low ^ high) >> 1)  # rounded up; low + high could overflow
-        enough = tl.sum((key >= middle).to(tl.int32)) >= k
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    return low
+def _kth_largest(key, k, BITS: tl.constexpr):
+    """The k-th largest of integers with ``BITS`` bits, sign included."""
+    least = tl.where(tl.sum((key >= 0).to(tl.int32)) >= k, 0, -(2 ** (BITS - 2)) * 2)
+    for step in range(BITS - 1):
+        trial = least + (1 << (BITS - 2 - step))
+        least = tl.where(tl.sum((key >= trial).to(tl.int32)) >= k, trial, least)
+    return least
 
 
 @triton.jit
