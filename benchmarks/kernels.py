@@ -140,7 +140,7 @@ def stages(bench: Bench) -> list[str]:
         ),
         "support, all of it": (lambda: support.reduce_logits(*bench.inputs, case.k2), both, 0),
         f"cost, {len(some.ids)} positions": (
-            lambda: cost.cost(bench.geometry, some.ids),
+            lambda: cost.cost(bench.geometry, some.ids, fill=False),
             len(some.ids) * (tokens * case.hidden * 2 + n * n * 4),
             len(some.ids) * tokens * tokens * case.hidden,  # half of the products: it is symmetric
         ),

@@ -156,6 +156,20 @@ def test_an_infinite_penalty_is_told_with_its_token(tmp_path: Path) -> None:
     assert trainer.moments.count == 0
 
 
+def test_a_gradient_that_is_not_finite_names_whose_it_is(tmp_path: Path) -> None:
+    """As an attention kernel's backward pass can give, while the loss is fine."""
+    trainer = tiny.trainer(tmp_path, max_steps=8)
+    before = weights(trainer.model)
+    trainer.model.policy.lm_head.weight.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(TrainingFault, match=r"norm is nan \(policy nan, critic [0-9.e-]+\), from a finite loss"):
+        trainer.train()
+    found = fault_file(tmp_path)
+    assert (found["kind"], found["step"]) == ("gradient", 0)
+    assert found["values"]["policy"] == "nan"
+    assert found["values"]["critic"] > 0
+    assert same(before, trainer.model.state_dict())
+
+
 def test_a_loss_that_is_not_finite_is_refused_before_the_step(tmp_path: Path) -> None:
     class PoisonAfterCollecting(tiny.TrainerCallback):
         """In the middle of a rollout: the next update meets it in the loss."""

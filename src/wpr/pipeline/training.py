@@ -13,6 +13,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
 from trl import RewardTrainer, SFTTrainer
 
+from wpr.language_models import dependable_attention
 from wpr.pipeline.folder import write_atomically
 from wpr.pipeline.stage import Stage
 from wpr.ppo.checkpoints import is_complete, last_complete_checkpoint
@@ -100,7 +101,8 @@ class _Resumable:
                 self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
                 self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
                 self._globalstep_last_logged: int = state["last_logged"]
-        return super().training_step(*args, **kwargs)  # type: ignore[misc]
+        with dependable_attention():
+            return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
 
 class ResumableSFTTrainer(_Resumable, SFTTrainer):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from wpr.language_models import check_split, is_partitioned, is_peft, without_dropout
+from wpr.language_models import check_split, dependable_attention, is_partitioned, is_peft, without_dropout
 from wpr.ppo import checkpoints
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
@@ -253,7 +253,8 @@ class PPOTrainer(ActorCriticTrainer):
         self.micro_batch %= self.args.steps_per_rollout * accumulation
         loss = torch.zeros((), device=self.args.device)
         if not self.idle:
-            loss = self._learn(model, number)
+            with dependable_attention():
+                loss = self._learn(model, number)
         self.step_left_out = self.idle
         if self.step_left_out:
             # No step is taken: weights and the optimizer's moments stay as they are, and the schedule goes on.
@@ -427,7 +428,10 @@ class PPOTrainer(ActorCriticTrainer):
                     None,
                 )
             model.zero_grad()
-            self._refuse(Fault("gradient", f"the gradient's norm is {value}", values={"norm": value}))
+            parts = {name.removesuffix("_grad_norm"): part for name, part in self.part_norms.items()}
+            shown = ", ".join(f"{name} {part:.4g}" for name, part in parts.items())
+            message = f"the gradient's norm is {value}" + (f" ({shown})" if shown else "") + ", from a finite loss"
+            self._refuse(Fault("gradient", message, values={"norm": value, **parts}))
             self.step_left_out = True
             self.accelerator.gradient_state._set_sync_gradients(False)
         return norm

@@ -259,7 +259,7 @@ def _tile_kernel(
         x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
         y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
         products = tl.zeros([TILE, TILE], tl.float32)
-        for start in range(0, width, COLUMNS):
+        for start in range(0, tl.where(some, width, 0), COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
             y = tl.load(y_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
