@@ -70,3 +70,14 @@ def test_devices_that_do_not_fit(geometry: TokenGeometry) -> None:
         ReverseKL()(policy.cuda(), reference, tokens)
     with pytest.raises(ValueError, match="geometry is on cpu"):
         Wasserstein(geometry, k2=32)(policy.cuda(), reference.cuda(), tokens.cuda())
+
+
+def test_a_recipe_s_geometry_is_measured_on_the_gpu() -> None:
+    from tests.ppo import tiny
+    from wpr.pipeline.regularizer import RegularizerSettings, build_regularizer
+
+    settings = RegularizerSettings(name="wasserstein", preset="semantic", neighbours=20, k2=16)
+    model = tiny.policy()
+    there, here = (build_regularizer(settings, model, device).geometry for device in (torch.device("cuda"), None))
+    assert (there.embeddings.device.type, there.radius.device.type) == ("cuda", "cuda")
+    torch.testing.assert_close(there.radius.cpu(), here.radius, rtol=1e-5, atol=1e-6)

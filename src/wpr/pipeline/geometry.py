@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.errors import OptionError, UserError
+from wpr.pipeline.finished_run import device_of
 from wpr.pipeline.models import load_causal, load_tokenizer
 from wpr.pipeline.recipe import ModelSettings
 from wpr.transport.geometry import Scale, TokenGeometry, input_embeddings
@@ -63,7 +64,8 @@ def parse_scale(text: str) -> Scale:
 
 
 def _embeddings(model: str) -> Any:
-    return input_embeddings(load_causal(ModelSettings(model)))
+    """A model's embeddings, on the accelerator if there is one."""
+    return input_embeddings(load_causal(ModelSettings(model))).to(device_of(None))
 
 
 def _neighbours(geometry: TokenGeometry, tokenizer: Any, word: str) -> str:

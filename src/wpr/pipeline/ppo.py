@@ -48,7 +48,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
     anchor = policy if reference is None else reference
     gold = recipe.evaluation.gold
-    regularizer = build_regularizer(recipe.regularizer, anchor)
+    regularizer = build_regularizer(recipe.regularizer, anchor, args.device)
     trainer = PPOTrainer(
         policy,
         args,
@@ -56,7 +56,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
         monitors={} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
         regularizer=regularizer,
         yardsticks={
-            name: regularizer if own == recipe.regularizer else build_regularizer(own, anchor)
+            name: regularizer if own == recipe.regularizer else build_regularizer(own, anchor, args.device)
             for name, own in recipe.evaluation.yardsticks.items()
         },
         reference=reference,  # none: the policy with its adapter off
