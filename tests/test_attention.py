@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from trl import RewardConfig, SFTConfig
 from tests.ppo import tiny
 from wpr.language_models import dependable_attention
 from wpr.pipeline.training import ResumableRewardTrainer, ResumableSFTTrainer
+from wpr.ppo.generation import TransformersGeneration
 
 QUIET = {
     "max_steps": 2, "per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True, "bf16": False,
@@ -22,28 +24,43 @@ QUIET = {
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Whether cuDNN's attention was allowed, at every attention whose gradient will be taken."""
+    """Whether cuDNN's attention was allowed, at every attention but those that draw responses."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     found: list[bool] = []
-    plain = torch.nn.functional.scaled_dot_product_attention
+    generating = False
+    plain, draw = torch.nn.functional.scaled_dot_product_attention, TransformersGeneration.generate
 
     def watched(query: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
-        if query.requires_grad:
+        if not generating:
             found.append(torch.backends.cuda.cudnn_sdp_enabled())
         return plain(query, *args, **options)  # type: ignore[arg-type]
 
+    def generate(*args: Any, **options: Any) -> Any:
+        nonlocal generating
+        generating = True
+        try:
+            return draw(*args, **options)
+        finally:
+            generating = False
+
+    monkeypatch.setattr(TransformersGeneration, "generate", generate)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     yield found
-    assert torch.backends.cuda.cudnn_sdp_enabled()  # as it was
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 def test_ppo(asked: list[bool], tmp_path: Path) -> None:
-    tiny.trainer(tmp_path, max_steps=2).train()
+    trainer = tiny.trainer(tmp_path, max_steps=2)
+    asked.clear()  # what it tried on its models before
+    trainer.train()
     assert asked
     assert not any(asked)
 
 
 def test_ppo_that_computes_states_again_in_the_backward_pass(asked: list[bool], tmp_path: Path) -> None:
-    tiny.trainer(tmp_path, max_steps=2, gradient_checkpointing=True).train()
+    trainer = tiny.trainer(tmp_path, max_steps=2, gradient_checkpointing=True)
+    asked.clear()
+    trainer.train()
     assert asked
     assert not any(asked)
 

@@ -174,12 +174,13 @@ def adapter_off(model: Module) -> Iterator[None]:
 
 @contextmanager
 def dependable_attention() -> Iterator[None]:
-    """No cuDNN attention for the duration, in forward passes that gradients are taken of.
+    """No cuDNN attention for the duration: for forward passes that gradients are taken of, and those whose results they
+    are compared with.
 
     From torch 2.11 on it is the first choice on Hopper GPUs. Under a mask its backward pass gives NaN for the queries'
     gradient, from a finite loss, where the number of tokens is 64 more than a multiple of 128 and a row's log-sum-exp
-    is below -88, as that of padding on the left is (pytorch issue 196678). Batches come in all lengths, so that a long
-    run meets it sooner or later. The memory-efficient and the flash kernels do the same work.
+    is below -88 (pytorch issue 196678). Batches come in all lengths, so that a long run may meet it. The
+    memory-efficient and the flash kernels do the same work.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)

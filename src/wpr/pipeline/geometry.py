@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from wpr.pipeline.errors import OptionError, UserError
-from wpr.pipeline.finished_run import device_of
 from wpr.pipeline.models import load_causal, load_tokenizer
 from wpr.pipeline.recipe import ModelSettings
 from wpr.transport.geometry import Scale, TokenGeometry, input_embeddings
@@ -64,8 +65,8 @@ def parse_scale(text: str) -> Scale:
 
 
 def _embeddings(model: str) -> Any:
-    """A model's embeddings, on the accelerator if there is one."""
-    return input_embeddings(load_causal(ModelSettings(model))).to(device_of(None))
+    """A model's embeddings, on a GPU if there is one."""
+    return input_embeddings(load_causal(ModelSettings(model))).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _neighbours(geometry: TokenGeometry, tokenizer: Any, word: str) -> str:

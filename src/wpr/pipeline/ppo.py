@@ -66,6 +66,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=lora_config(recipe.model.lora, "CAUSAL_LM"),
     )
+    del regularizer  # the trainer's own uses the reference's embeddings in place; this one has a copy of them
     trainer.console.title = stage.name
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
     before: list[dict[str, Any]] = []

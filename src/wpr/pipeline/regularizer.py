@@ -120,15 +120,16 @@ def has_setting(regularizer: str, setting: str) -> bool:
 def build_regularizer(settings: RegularizerSettings, reference: Any, device: Any = None) -> Any:
     """The regularizer on ``reference``'s embeddings, or on those of another model of the same tokenizer.
 
-    device: where the vocabulary is measured, and the geometry is then; None: where the model is. It takes seconds on a
-        GPU; for 256,000 x 2,048 some 36 minutes on two CPU cores.
+    device: if it is a GPU, the vocabulary is measured there, and the geometry is there; else where the model is. It
+        takes seconds on a GPU; for 256,000 x 2,048 some 36 minutes on two CPU cores.
     """
     if not settings.is_wasserstein:
         return make_regularizer(settings.name, **settings.options())
     from wpr.transport.geometry import TokenGeometry, input_embeddings
 
     weight = input_embeddings(reference)
-    device = weight.device if device is None else device
+    if device is None or device.type != "cuda":  # others lack operations that measuring needs
+        device = weight.device
     if settings.embeddings is not None:
         weight = _embeddings_of(settings.embeddings, len(weight))
     values = settings.resolved()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import hidden_states, logits_of, position_limit
+from wpr.language_models import dependable_attention, hidden_states, logits_of, position_limit
 from wpr.ppo.actor_critic import ActorCritic, positions_per_slice
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded, largest
@@ -131,6 +131,7 @@ class Collector:
             return fault
         return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched)
 
+    @dependable_attention()  # as in training: the ratio of new to old probabilities is to begin at 1
     def _measure(
         self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor, by_yardsticks: bool
     ) -> tuple[Tensor, Measures, list[tuple[int, Exception]]]:

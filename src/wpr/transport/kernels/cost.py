@@ -17,7 +17,7 @@ The products of bf16 (or fp16) numbers are exact in float32, and are added in fl
 as three TF32 products, which keeps 21 bits. Two kinds of pairs need more digits than that: those whose difference loses
 them, ``|x - y|^2 < NEAR (size_x + size_y)``, and those so close to the radius that rounding would decide whether their
 cost is finite (`_doubt`). They are marked by a cost of -1, and a second kernel adds up their squared differences in
-float64. So the costs that are infinite are exactly those that float64 finds. Few pairs are of either kind, and most of
+float64. So the costs that are infinite are those that float64 finds. Few pairs are of either kind, and most of
 the second kernel's programs have nothing to do; a kernel of its own leaves the first its registers.
 """
 

@@ -42,7 +42,9 @@ _BYTES_AT_ONCE = 256 << 20
 
 
 def truncate(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2: int) -> Support:
-    """Same as `transport.support.truncate`, in float32; the two logits may be of different types."""
+    """Same as `transport.support.truncate`, in float32; the two logits may be of different types. Token ids are not
+    checked, see `reduce_logits`.
+    """
     support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, tokens, k2)
     refuse_rows_without_total(log_policy, "policy")
     refuse_rows_without_total(log_reference, "reference")
