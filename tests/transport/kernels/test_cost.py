@@ -75,7 +75,8 @@ def test_near_duplicates_keep_their_digits(metric: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, device: str) -> None:
     """Wide rows, all about equally far from each other, and radii that miss a distance by less than float32 rounds."""
-    weight = torch.randn(200, 2100, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
+    width = 2100 if device == "cuda" else 200  # the interpreter takes a minute for 1,000 columns of bf16
+    weight = torch.randn(200, width, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
     geometry = TokenGeometry.from_embeddings(weight, metric, 20, progress=False)
     exact = replace(geometry, embeddings=weight.double())
     everyone = torch.arange(200, device=device).unsqueeze(0)
@@ -83,7 +84,7 @@ def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, devic
     distances = free.cost(everyone, scaled=False)[0].kthvalue(50, dim=-1).values
     miss = 1 + 2e-7 * (torch.arange(200, device=device) % 5 - 2)
     radius = (distances / (1 + RADIUS_SLACK[torch.float32]) * miss).float()
-    ids = supports(3, 180, 200, device)
+    ids = supports(2, 150, 200, device)
     geometry, exact = replace(geometry, radius=radius), replace(exact, radius=radius)
     from wpr.transport.kernels.cost import cost
 
