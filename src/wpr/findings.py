@@ -23,13 +23,13 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -302,13 +302,5 @@ def _drawings_of(path: Path) -> set[str]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Replace a file by a complete new one, or leave it as it was."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """What no UTF-8 can express, as half of a character that a model broke off, becomes a question mark."""
+    write_atomically(path, text.encode(errors="replace"))

@@ -349,8 +349,8 @@ def _run(name: str, output: Path | None, subject: Subject, analysis: Callable[[S
 def _keep(found: Found, folder: Path | None) -> None:
     """Print a finding and write it to its folder, if it has one, with the data behind it."""
     from wpr.findings import as_text, save
-    from wpr.pipeline.folder import write_atomically
     from wpr.report import draw_figure
+    from wpr.whole_files import write_atomically
 
     finding, data = found
     typer.echo(as_text(finding))

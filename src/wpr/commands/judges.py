@@ -90,7 +90,7 @@ def note(text: str) -> None:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """What a judge said, one object a line."""
-    from wpr.pipeline.folder import write_atomically
+    from wpr.whole_files import write_atomically
 
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import Any
 
 from wpr.data.rows import DataError, shown
 from wpr.evaluation.response_file import PARTIAL
+from wpr.whole_files import write_atomically
 
 NOT_DECISIVE = ("model", "versions", "device", "made")
 """Parts of a header that may change between two processes: weights go by their fingerprint, not by their place."""
@@ -108,19 +108,8 @@ class Journal:
 
 def write_lines(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """A header and lines, as a file that is there as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for row in [{"header": header}, *rows]:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in [{"header": header}, *rows])
+    write_atomically(path, "".join(lines))
 
 
 def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

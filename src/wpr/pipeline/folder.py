@@ -21,8 +21,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,26 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.errors import RunFolderError
+from wpr.whole_files import write_atomically
 
 FORMAT = 1
 OUR_OWN = (".lock", "run.log")
 """What a run that ended before its first stage leaves behind."""
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by a complete new one, or leave it as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 @dataclass

@@ -11,7 +11,6 @@ from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.folder import write_atomically
 from wpr.pipeline.functions import import_function
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
@@ -22,6 +21,7 @@ from wpr.pipeline.training import MetricsFile, forget_partial_checkpoints, last_
 from wpr.ppo.checkpoints import last_complete_checkpoint
 from wpr.ppo.distributed import is_sharded
 from wpr.transport.geometry import input_embeddings
+from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 

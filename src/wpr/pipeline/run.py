@@ -13,12 +13,13 @@ from typing import Any, Literal
 from wpr.pipeline.arguments import decisive
 from wpr.pipeline.environment import command_line, machine, versions
 from wpr.pipeline.errors import RunFolderError, UserError, explain, first_line
-from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now, write_atomically
+from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now
 from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.rows import RecipeData
 from wpr.pipeline.stage import Stage, forget_peak_memory, is_main_process, peak_memory, wait_for_everyone
 from wpr.pipeline.yaml_file import to_yaml
+from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.arguments import trainer_arguments
-from wpr.pipeline.folder import RunFolder, write_atomically
+from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.rows import RecipeData, StageRows
+from wpr.whole_files import write_atomically
 
 
 @dataclass

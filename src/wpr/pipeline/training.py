@@ -14,10 +14,10 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from trl import RewardTrainer, SFTTrainer
 
 from wpr.language_models import dependable_attention
-from wpr.pipeline.folder import write_atomically
 from wpr.pipeline.stage import Stage
 from wpr.ppo.checkpoints import is_complete, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
+from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 
