@@ -191,12 +191,15 @@ def _verdicts_in(folder: Path) -> dict[str, str]:
     from wpr.pipeline.errors import OptionError
 
     path = folder / "data.jsonl" if folder.is_dir() else folder
+    remedy = "name the folder of an earlier `wpr judge` of these responses"
     try:
         return by_pair([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
     except OSError as error:
-        raise OptionError(f"--agree-with {folder}: {path} cannot be read ({error.strerror})") from None
+        raise OptionError(f"--agree-with {folder}: {path} cannot be read ({error.strerror}); {remedy}") from None
     except (ValueError, KeyError, TypeError):
-        raise OptionError(f"--agree-with {folder}: {path} was not written by wpr judge, or is damaged") from None
+        raise OptionError(
+            f"--agree-with {folder}: {path} was not written by wpr judge, or is damaged; {remedy}"
+        ) from None
 
 
 def _agreement(judged: Sequence[Judged], other: dict[str, str]) -> Agreement:

@@ -50,7 +50,10 @@ def check_prices(prices: Prices) -> None:
     from wpr.pipeline.errors import OptionError
 
     if (prices[0] is None) != (prices[1] is None) or min(price or 0 for price in prices) < 0:
-        raise OptionError("--price-in and --price-out go together, and are 0 or more; give both, or neither")
+        raise OptionError(
+            f"--price-in and --price-out go together, and are 0 or more (given: {prices[0]} and {prices[1]}); "
+            "give both, or neither"
+        )
 
 
 def agreed(judge: Judge, missing: Sequence[Question], what: str, prices: Prices, yes: bool, dry_run: bool) -> bool:

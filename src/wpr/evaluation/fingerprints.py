@@ -23,7 +23,10 @@ def weights_fingerprint(name: str, revision: str | None = None) -> str:
         if files:
             break
     else:
-        raise DataError(f"{folder} has no weights ({', '.join(KINDS)}), so that its responses could not be traced")
+        raise DataError(
+            f"{folder} has no weights ({', '.join(KINDS)}), so that its responses could not be traced; "
+            "name a folder that save_pretrained wrote"
+        )
     checksum = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,3 +87,13 @@ def describe_loss(
         response = text(batch.input_ids[row, start:][batch.mask[row]])
     message = f"the loss is not finite (policy {policy.item()}, value {value.item()})"
     return Fault("loss", message, prompt, response, row, position, found)
+
+
+def describe_gradient(norm: float, part_norms: Mapping[str, float]) -> Fault:
+    """The fault of a gradient that is not finite although the loss is. part_norms: ``policy_grad_norm`` and
+    ``critic_grad_norm``, where they are known.
+    """
+    parts = {name.removesuffix("_grad_norm"): part for name, part in part_norms.items()}
+    shown = ", ".join(f"{name} {part:.4g}" for name, part in parts.items())
+    message = f"the gradient's norm is {norm}" + (f" ({shown})" if shown else "") + ", from a finite loss"
+    return Fault("gradient", message, values={"norm": norm, **parts})

@@ -38,7 +38,7 @@ from wpr.ppo.distributed import (
     sum_over_processes,
 )
 from wpr.ppo.evaluation import EVALUATION, Evaluation
-from wpr.ppo.faults import Fault, TrainingFault, describe_loss, write_fault
+from wpr.ppo.faults import Fault, TrainingFault, describe_gradient, describe_loss, write_fault
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
@@ -428,10 +428,7 @@ class PPOTrainer(ActorCriticTrainer):
                     None,
                 )
             model.zero_grad()
-            parts = {name.removesuffix("_grad_norm"): part for name, part in self.part_norms.items()}
-            shown = ", ".join(f"{name} {part:.4g}" for name, part in parts.items())
-            message = f"the gradient's norm is {value}" + (f" ({shown})" if shown else "") + ", from a finite loss"
-            self._refuse(Fault("gradient", message, values={"norm": value, **parts}))
+            self._refuse(describe_gradient(value, self.part_norms))
             self.step_left_out = True
             self.accelerator.gradient_state._set_sync_gradients(False)
         return norm
