@@ -167,6 +167,7 @@ def test_numbers_survive_writing(values: Any, folder: Path) -> None:
 
 @few
 @example(values={"learning_rate": 1e-5, "large": 1e22})
+@example(values={"off": 0.0, "y": 1.0, "1e5": 2.0})
 @given(values=nested(st.floats(allow_nan=False)))
 def test_other_readers_see_the_same_numbers(values: Any) -> None:
     assert yaml.safe_load(to_yaml(values)) == values

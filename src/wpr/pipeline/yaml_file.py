@@ -120,7 +120,9 @@ def to_yaml(values: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text that YAML 1.2 would take for a number as quoted text, and numbers so that all readers agree."""
+    """Writes text that YAML 1.1 or 1.2 would take for something else as quoted text, and numbers so that all readers
+    agree.
+    """
 
 
 def _dump_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
@@ -132,7 +134,10 @@ def _dump_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(float, _dump_float)
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # text that would read as a number is quoted
+_Dumper.yaml_implicit_resolvers = {
+    first: [*_Loader.yaml_implicit_resolvers.get(first, []), *yaml.SafeLoader.yaml_implicit_resolvers.get(first, [])]
+    for first in _Loader.yaml_implicit_resolvers.keys() | yaml.SafeLoader.yaml_implicit_resolvers.keys()
+}
 
 
 def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], shown: str, above: tuple[int, ...] = ()) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from torch import Tensor
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.metrics import Metric, PairwiseCost, resolve_metric
 from wpr.transport.precision import full_precision
-from wpr.whole_files import write_atomically
 
 FORMAT = "wpr-geometry"
 VERSION = 1
@@ -40,7 +41,18 @@ def save(geometry: TokenGeometry, path: Path) -> None:
         "embeddings": fingerprint(geometry.embeddings),
     }
     metadata["content"] = _content_hash(tensors, metadata)
-    write_atomically(path, to_bytes(tensors, metadata))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(to_bytes(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None, neighbours: Any) -> TokenGeometry:
