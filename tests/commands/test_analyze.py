@@ -152,6 +152,54 @@ def test_similarity_by_an_encoder_of_ones_choice(here: Here, trained: Path, tmp_
     assert all(-1 <= pair["bert_score"]["f1"] <= 1.0001 for pair in pairs)
 
 
+@pytest.fixture
+def spoken(owned: Path, here: Here) -> Path:
+    """With responses that `wpr generate` drew, instead of written ones."""
+    shutil.rmtree(owned / "generations")
+    for policy in ("rkl+beta=0.5", "semantic+beta=0.5"):
+        here.succeeds("generate", str(owned), "-t", "0", "-t", "0.7", "--device", "cpu", "-p", policy, "-p", REFERENCE)
+    return owned
+
+
+def test_responses_drawn_at_another_temperature(here: Here, spoken: Path, tmp_path: Path) -> None:
+    chosen = ("-p", "rkl+beta=0.5", "-p", "semantic+beta=0.5")
+    for analysis in ("penalties", "similarity", "coherence", "convergence"):
+        here.succeeds("analyze", analysis, str(spoken), "-t", "0.7", *chosen)
+        finding = load(spoken / "analyses" / f"{analysis}-t0.7")
+        assert finding.name == f"{analysis}-t0.7"
+        assert finding.title.endswith("temperature 0.7")
+        assert finding.settings["temperature"] == 0.7
+        assert "drew at temperature 0.7" in finding.text[-1]
+    here.succeeds("analyze", "similarity", str(spoken), *chosen)
+    assert load(spoken / "analyses" / "similarity").rows != load(spoken / "analyses" / "similarity-t0.7").rows
+    write_report([spoken], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Penalties and semantic similarity, temperature 0.7" in page
+
+
+def test_responses_are_paired_by_prompt(spoken: Path) -> None:
+    """A file in another order, and one response short, still meets its own prompts."""
+    path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header.replace(f'"prompts": {len(lines)}', f'"prompts": {len(lines) - 1}'),
+                               *reversed(lines[1:])]) + "\n")  # fmt: skip
+    subject = Subject(FinishedRun(spoken, "cpu"), ["rkl+beta=0.5"], temperature=0.0)
+    reference = {answer.number: answer.prompt for answer in subject.responses("rkl+beta=0.5", BEFORE)}
+    answers = subject.responses("rkl+beta=0.5")
+    assert len(answers) == len(lines) - 1 == len(reference) - 1
+    assert all(reference[answer.number] == answer.prompt for answer in answers)
+    assert {answer.number for answer in answers} == {*reference} - {0}
+
+
+def test_responses_of_a_model_that_was_trained_anew_are_refused(here: Here, spoken: Path) -> None:
+    shutil.rmtree(spoken / "ppo" / "rkl+beta=0.5" / "model")
+    shutil.copytree(spoken / "ppo" / "rkl+beta=0.05" / "model", spoken / "ppo" / "rkl+beta=0.5" / "model")
+    finished = here("analyze", "penalties", str(spoken), "-t", "0", "-p", "rkl+beta=0.5")
+    assert finished.code == 2
+    assert "rkl+beta=0.5-t0.jsonl was drawn from other weights than are in" in finished.error
+    assert "-t 0 --restart`" in finished.error
+
+
 def test_a_prompt_of_ones_own(here: Here, trained: Path, tmp_path: Path) -> None:
     finished = here.succeeds("analyze", "case-study", str(trained), "--prompt", "Human: Where is my hat?",
                              "-p", "semantic+beta=0.5", "--tokens", "5", "-o", str(tmp_path / "x"))  # fmt: skip
@@ -199,6 +247,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["penalties", "{run}", "--second", "reverse-kl"], "both regularizers are reverse-kl"),
         (["penalties", "{run}/sft"], "is no run's folder: it has no manifest.json"),
         (["similarity", "{run}", "-e", "{run}/sft"], "cannot be loaded"),
+        (["similarity", "{run}", "-t", "0.5"], "of rkl+beta=0.05 there are responses at temperature none; draw these"),
         (["similarity", "{run}", "--layer", "99"], "layer 99 is outside"),
         (["coherence", "{run}", "--metric", "taxi"], "--metric taxi must be euclidean or cosine"),
         (["coherence", "{run}", "--top", "100000"], "--top 100000 exceeds the vocabulary"),

@@ -31,6 +31,8 @@ class Subject:
 
     policies: that are asked for; None: all that are finished. limit: responses of a policy at most.
     batch_size: sequences a forward pass. say: told what is being done.
+    temperature: of the responses that `wpr generate` drew, which are looked at; None looks at those that the run drew
+    when it measured its policies.
     """
 
     run: FinishedRun
@@ -38,6 +40,7 @@ class Subject:
     limit: int | None = None
     batch_size: int = 8
     say: Callable[[str], None] = field(default=lambda text: None)
+    temperature: float | None = None
     _measured: dict[str, tuple[list[Any], TokenPenalties]] = field(default_factory=dict)
 
     @property
@@ -47,15 +50,25 @@ class Subject:
             raise UnavailableError(f"{self.run.path} has no finished policy; let `wpr run` finish one first")
         return self.run.choose(self.policies)
 
-    def answers(self, policy: str, file: str = AFTER) -> list[Any]:
-        """A policy's held-out responses that have tokens."""
+    def responses(self, policy: str, file: str = AFTER) -> list[Any]:
+        """A policy's responses to held-out prompts (``file`` `BEFORE`: the reference's), empty ones too."""
+        if self.temperature is not None:
+            try:
+                return self.run.drawn(REFERENCE if file == BEFORE else policy, self.temperature)
+            except RunFolderError as error:
+                raise UnavailableError(str(error)) from None
         if not (self.run.path / "ppo" / policy / file).is_file():
             raise UnavailableError(
                 f"ppo/{policy}/{file} is missing: the run measured no held-out responses (evaluation.prompts)"
             )
-        found = [answer for answer in self.run.answers(policy, file, self.limit) if answer.response_ids]
+        return self.run.answers(policy, file)
+
+    def answers(self, policy: str, file: str = AFTER) -> list[Any]:
+        """Those of the first `limit` that have tokens."""
+        found = [answer for answer in self.responses(policy, file)[: self.limit] if answer.response_ids]
         if not found:
-            raise UnavailableError(f"ppo/{policy}/{file} has no response with a token in it")
+            at = "" if self.temperature is None else f" at temperature {self.temperature:g}"
+            raise UnavailableError(f"{REFERENCE if file == BEFORE else policy} has no response{at} with a token in it")
         return found
 
     @cached_property
@@ -99,7 +112,15 @@ class Subject:
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """What a finding is said to be made with."""
-        return {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit, **more}
+        made = {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit}
+        return made | ({} if self.temperature is None else {"temperature": self.temperature}) | more
+
+
+def at_temperature(finding: Finding, temperature: float) -> Finding:
+    """The finding as one on responses that `wpr generate` drew, under a name of its own."""
+    told = f"The responses are those that `wpr generate` drew at temperature {temperature:g}."
+    name, title = f"{finding.name}-t{temperature:g}", f"{finding.title}, temperature {temperature:g}"
+    return replace(noted(finding, told), name=name, title=title)
 
 
 def noted(finding: Finding, *notes: str) -> Finding:
@@ -138,8 +159,7 @@ def similarity(
     from wpr.analysis.similarity import Pair, similarity_finding
 
     policies = subject.chosen
-    before = {policy: {one.number: one for one in subject.run.answers(policy, BEFORE)}
-              for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
+    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)} for policy in policies}
     try:
         reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
     except ValueError as error:

@@ -23,6 +23,13 @@ app = typer.Typer(
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `wpr run` wrote.")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Only this policy; give it again for more.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Responses of a policy at most.", show_default="all")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", "-t", min=0.0, help="Look at the responses that `wpr generate RUN -t T` drew.",
+        show_default="those that the run drew",
+    ),
+]  # fmt: skip
 BatchSize = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Responses a forward pass.")]
 Device = Annotated[str | None, typer.Option("--device", help="As cpu or cuda:1.", show_default="the accelerator")]
 Output = Annotated[
@@ -41,6 +48,7 @@ def penalties(
         tuple[float, float], typer.Option(help="What the two penalties are multiplied by before they are compared.")
     ] = (1.0, 1.0),
     policy: Policies = None,
+    temperature: Temperature = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
     device: Device = None,
@@ -52,7 +60,7 @@ def penalties(
     """
     from wpr.commands import analyses
 
-    _run("penalties", output, _subject(run, policy, limit, batch_size, device),
+    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
          lambda subject: analyses.penalties(subject, first, second, beta))  # fmt: skip
 
 
@@ -66,6 +74,7 @@ def similarity(
     layer: Annotated[int, typer.Option(help="Of its hidden states: 0 the embeddings, -1 the last.")] = -1,
     regularizer: Annotated[list[str] | None, typer.Option("--regularizer", "-r", help=REGULARIZER_HELP)] = None,
     policy: Policies = None,
+    temperature: Temperature = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
     device: Device = None,
@@ -78,7 +87,7 @@ def similarity(
     from wpr.commands import analyses
     from wpr.pipeline.named_regularizers import SIDE_BY_SIDE
 
-    _run("similarity", output, _subject(run, policy, limit, batch_size, device),
+    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
          lambda subject: analyses.similarity(subject, encoder, layer, regularizer or SIDE_BY_SIDE))  # fmt: skip
 
 
@@ -88,6 +97,7 @@ def coherence(
     top: Annotated[int, typer.Option(min=2, help="Likeliest candidates of a position.")] = 10,
     metric: Annotated[str, typer.Option(help="euclidean or cosine.")] = "euclidean",
     policy: Policies = None,
+    temperature: Temperature = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
     device: Device = None,
@@ -99,7 +109,7 @@ def coherence(
     """
     from wpr.commands import analyses
 
-    _run("coherence", output, _subject(run, policy, limit, batch_size, device),
+    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
          lambda subject: analyses.coherence(subject, top, metric))  # fmt: skip
 
 
@@ -111,6 +121,7 @@ def convergence(
     ] = None,
     positions: Annotated[int, typer.Option(min=1, help="Response tokens that are solved.")] = 32,
     policy: Policies = None,
+    temperature: Temperature = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
     device: Device = None,
@@ -122,7 +133,7 @@ def convergence(
     """
     from wpr.commands import analyses
 
-    _run("convergence", output, _subject(run, policy, limit, batch_size, device),
+    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
          lambda subject: analyses.convergence(subject, regularizer or ("paper", "semantic"), positions))  # fmt: skip
 
 
@@ -139,7 +150,7 @@ def sensitivity(
     from wpr.commands import record_analyses
     from wpr.pipeline.finished_run import FinishedRun
 
-    _run("sensitivity", output, _subject(run),
+    _run(output, _subject(run),
          lambda subject: record_analyses.sensitivity(subject, [FinishedRun(one) for one in more or []]))  # fmt: skip
 
 
@@ -158,7 +169,7 @@ def temperature(
     """
     from wpr.commands import record_analyses
 
-    _run("temperature", output, _subject(run, device=device),
+    _run(output, _subject(run, device=device),
          lambda subject: record_analyses.temperature(subject, against, gold, judged))  # fmt: skip
 
 
@@ -170,7 +181,7 @@ def costs(run: RunArgument, output: Output = None) -> None:
     """
     from wpr.commands import record_analyses
 
-    _run("costs", output, _subject(run), record_analyses.costs)
+    _run(output, _subject(run), record_analyses.costs)
 
 
 @app.command("case-study")
@@ -191,7 +202,7 @@ def case_study(
     """
     from wpr.commands import analyses
 
-    _run("case-study", output, _subject(run, policy, device=device),
+    _run(output, _subject(run, policy, device=device),
          lambda subject: analyses.case_study(subject, prompt, regularizer, tokens))  # fmt: skip
 
 
@@ -211,7 +222,7 @@ def contrast(
     from wpr.commands import analyses
     from wpr.pipeline.named_regularizers import SIDE_BY_SIDE
 
-    _run("contrast", output, _subject(run, policy, device=device),
+    _run(output, _subject(run, policy, device=device),
          lambda subject: analyses.contrast(subject, regularizer or SIDE_BY_SIDE, positions))  # fmt: skip
 
 
@@ -328,11 +339,13 @@ def _subject(
     limit: int | None = None,
     batch_size: int = 8,
     device: str | None = None,
+    temperature: float | None = None,
 ) -> Subject:
     from wpr.commands.analyses import Subject
     from wpr.pipeline.finished_run import FinishedRun
 
-    return Subject(FinishedRun(run, device), policies, limit, batch_size, lambda text: typer.echo(text, err=True))
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    return Subject(FinishedRun(run, device), policies, limit, batch_size, say, temperature)
 
 
 def _device(name: str | None) -> Any:
@@ -341,9 +354,14 @@ def _device(name: str | None) -> Any:
     return device_of(name)
 
 
-def _run(name: str, output: Path | None, subject: Subject, analysis: Callable[[Subject], Found]) -> None:
+def _run(output: Path | None, subject: Subject, analysis: Callable[[Subject], Found]) -> None:
     """Carry out one analysis and keep what it found."""
-    _keep(analysis(subject), output or subject.run.path / "analyses" / name)
+    from wpr.commands.analyses import at_temperature
+
+    finding, data = analysis(subject)
+    if subject.temperature is not None:
+        finding = at_temperature(finding, subject.temperature)
+    _keep((finding, data), output or subject.run.path / "analyses" / finding.name)
 
 
 def _keep(found: Found, folder: Path | None) -> None:

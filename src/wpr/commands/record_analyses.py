@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def _scores(subject: Subject, scorer: Any, rows: Sequence[Any], size: int = 32) 
     found: dict[str, float] = {}
     for first in range(0, len(rows), size):
         part = rows[first : first + size]
-        answers = [subject.run.answer(_line(index, row)) for index, row in enumerate(part)]
+        answers = [subject.run.answer_of(row, index) for index, row in enumerate(part)]
         tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
         width = max(map(len, tokens))
         ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=subject.run.device)
@@ -166,9 +166,3 @@ def _scores(subject: Subject, scorer: Any, rows: Sequence[Any], size: int = 32) 
         values = scorer(Completions(prompts, responses, ids, mask, last))
         found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}
     return found
-
-
-def _line(number: int, row: Any) -> Mapping[str, Any]:
-    return {
-        "number": number, "prompt": row.prompt, "response": row.response, "finished": row.stopped, "length": row.tokens,
-    }  # fmt: skip
