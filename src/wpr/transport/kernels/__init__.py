@@ -8,6 +8,9 @@ Which path runs is decided here, and said once. The environment variable ``WPR_K
 
 The kernels' files import Triton; this one does not, so that the package can be imported without it. On a CPU the
 kernels run under Triton's interpreter (``TRITON_INTERPRET=1``), which is for tests: it is slow.
+
+What depends on the number of positions is listed in each kernel's ``do_not_specialize``, strides and pointers into
+shared tensors too: Triton would compile anew, for seconds, when a batch has another number of them.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def divergence_sums(policy_logits: Tensor, reference_logits: Tensor, kind: str, 
     return Sums(terms, offset, *totals)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_reference", "out_offset"])
 def _sums_kernel(
     policy,
     reference,

@@ -37,7 +37,7 @@ _LEAST, _MOST = tl.constexpr(8.7e-19), tl.constexpr(1.15e18)
 """2^-60 and 2^60."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_width", "log_a", "log_b", "out_g", "out_own_a", "out_own_b", "out_change"])
 def iterate(
     cost,
     order,

@@ -97,7 +97,7 @@ def neighbour_lists(log_a: Tensor, log_b: Tensor, cost: Tensor) -> NeighbourList
     return NeighbourLists(count, order, first, width, index, listed, dense)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_a", "log_b"])
 def _count_kernel(cost, log_a, log_b, count, n, problem_stride, row_stride, groups, T: tl.constexpr):
     problem = (tl.program_id(0) // groups).to(tl.int64)
     cost += problem * problem_stride
@@ -115,7 +115,7 @@ def _count_kernel(cost, log_a, log_b, count, n, problem_stride, row_stride, grou
     tl.store(count + problem * groups * T + i, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out_width"])
 def _order_kernel(
     count, order, rank, out_first, out_width, out_dense, slots, groups, T: tl.constexpr, STEP: tl.constexpr
 ):
@@ -147,7 +147,7 @@ def _order_kernel(
     tl.store(out_dense + problem, (start > slots).to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_a", "log_b", "width"])
 def _write_kernel(
     cost,
     log_a,

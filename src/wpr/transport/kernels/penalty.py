@@ -70,7 +70,7 @@ def penalties(
     return Penalties(out, divergence, isolated, leftover_a, leftover_b, size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_a", "log_b", "potential_g", "potential_own_a", "potential_own_b", "rows"])
 def _penalty_kernel(
     ids,
     log_a,

@@ -143,7 +143,7 @@ def _masses(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["reference", "tokens", "sampled"])
 def _merge_kernel(
     policy,
     reference,
@@ -197,7 +197,7 @@ def _merge_kernel(
     tl.atomic_add(marks + token // B, token_new.to(tl.int64) << (token % B).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["masses", "log_total", "rows", "masses_stride", "total_stride"])
 def _masses_kernel(
     first,
     second,

@@ -54,7 +54,9 @@ def block_statistics(*logits: Tensor) -> BlockStatistics:
     """The full read of logits ``(P, V)`` in float32, float16 or bfloat16: of one model, or of two."""
     rows, vocabulary = check_logits(*logits)
     blocks = triton.cdiv(vocabulary, BLOCK)
-    highest, total = torch.empty(2, len(logits), rows, blocks, dtype=torch.float32, device=logits[0].device)
+    highest, total = (
+        torch.empty(len(logits), rows, blocks, dtype=torch.float32, device=logits[0].device) for _ in range(2)
+    )
     at_once = min(BLOCKS_OF_A_PROGRAM, triton.next_power_of_2(blocks))
     programs = triton.cdiv(blocks, at_once)
     if rows:
@@ -154,7 +156,7 @@ def side_of(first, second, first_stride, second_stride):
     return logits, stride
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _statistics(
     first,
     second,
@@ -216,7 +218,7 @@ def _choose_blocks(highest, places, blocks, wanted, UNUSED: tl.constexpr, SIZE: 
     tl.store(places + row * wanted + place, block, mask=taken)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _choose_tokens(
     first,
     second,
