@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.report.some_findings import HARMLESS, figures
 from wpr.findings import Figure, Mark, Series
-from wpr.report.axes import Area, Axis
+from wpr.report.axes import CHARACTER, Area, Axis
 from wpr.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw, draw_figure
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 10)
@@ -88,11 +89,35 @@ def test_an_axis_around_one_value_and_around_none() -> None:
     assert one.low < 3 < one.high
 
 
-def test_names_that_do_not_fit_are_thinned() -> None:
-    names = [f"a long name {i}" for i in range(40)]
+@pytest.mark.parametrize("names", [["sft", "rkl", "paper", "hellinger", "semantic"], [f"name {i}" for i in range(13)]])
+def test_every_name_is_written_slanted_where_they_do_not_fit_side_by_side(names: list[str]) -> None:
+    figure = Figure("scatter", "t", "model", "y", [Series("a", names, [float(i) for i in range(len(names))])])
+    drawing = draw(figure)
+    root = ElementTree.fromstring(f'<svg xmlns="http://www.w3.org/2000/svg">{drawing.body}</svg>')
+    texts = root.findall(".//{*}text")
+    turned = [text for text in texts if "rotate" in text.get("transform", "")]
+    assert [text.text for text in turned] == names
+    assert HEIGHT < drawing.height < HEIGHT + 40
+    label = next(text for text in texts if text.text == "model")
+    lowest = max(len(name) for name in names) * CHARACTER * 0.6 + HEIGHT - BOTTOM + 12
+    assert lowest < float(label.get("y", "0")) < drawing.height
+
+
+def test_slanted_names_stay_in_the_drawing() -> None:
+    names = ["a name much longer than any drawing is wide", *(f"another long name {i}" for i in range(30))]
     area = Area(Axis.of_names(names), Axis(0, 1), LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
-    written = re.findall(r">(a long name \d+)<", area.grid("x", "y"))
-    assert 1 <= len(written) <= 4
+    root = ElementTree.fromstring(f'<svg xmlns="http://www.w3.org/2000/svg">{area.grid("x", "y")}</svg>')
+    turned = [text for text in root.findall(".//{*}text") if "rotate" in text.get("transform", "")]
+    places = [float(text.get("transform", "").split("(")[1].split(",")[0]) for text in turned]
+    assert 5 < len(turned) < len(names)
+    assert min(later - earlier for earlier, later in itertools.pairwise(places)) >= 20
+    for x, text in zip(places, turned, strict=True):
+        assert x - len(text.text or "") * CHARACTER * 0.82 > 0
+    assert next(title.text for title in root.findall(".//{*}title")) == names[0]
+
+
+def test_numbers_are_never_slanted() -> None:
+    assert Area(Axis(0, 1), Axis(0, 1), LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM).lower == 0
 
 
 def test_bars_are_as_long_as_their_values() -> None:

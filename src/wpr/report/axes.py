@@ -13,6 +13,12 @@ from wpr.report.markup import Markup, join, tag
 CHARACTER = 6.2
 """Width of a character of a plot's text, on average, in the plot's units."""
 
+SLANT = 35
+"""Degrees at which names are written that have no room side by side."""
+
+LINE = 20
+"""Room that a slanted name needs."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -109,13 +115,44 @@ class Area:
             y = (self.place(self.x.low, value) or (0, 0))[1]
             parts.append(tag("line", x1=self.left, x2=self.right, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="g"))
             parts.append(tag("text", text, x=self.left - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+        parts += self._slanted() if self.lower else self._level()
+        middle = (self.left + self.right) / 2
+        parts.append(tag("text", x_label, x=middle, y=f"{self.bottom + 31 + self.lower:.0f}", text_anchor="middle"))
+        parts.append(tag("text", y_label, x="2", y=self.top - 10))
+        return join(*parts)
+
+    @property
+    def lower(self) -> float:
+        """How much further down than numbers the names of the lower axis reach; 0 where all fit side by side."""
+        if len(self.x.names) in (0, len(self.written_below())):
+            return 0.0
+        longest = max((len(text) for _, text in self._cut_names()), default=0)
+        return longest * CHARACTER * math.sin(math.radians(SLANT)) - 4
+
+    def _level(self) -> list[Markup]:
+        parts = []
         for value, text, anchor in self.written_below():
             x = (self.place(value, self.y.low) or (0, 0))[0]
             parts.append(tag("text", text, x=f"{x:.1f}", y=self.bottom + 15, text_anchor=anchor))
-        middle = (self.left + self.right) / 2
-        parts.append(tag("text", x_label, x=middle, y=self.bottom + 31, text_anchor="middle"))
-        parts.append(tag("text", y_label, x="2", y=self.top - 10))
-        return join(*parts)
+        return parts
+
+    def _slanted(self) -> list[Markup]:
+        """Names upwards to the right, each ending below its place."""
+        parts = []
+        for place, text in self._cut_names():
+            x = (self.place(place, self.y.low) or (0, 0))[0]
+            turned = f"translate({x + 4:.1f},{self.bottom + 12}) rotate(-{SLANT})"
+            named = tag("title", self.x.names[int(place)])
+            parts.append(tag("g", named, tag("text", text, transform=turned, text_anchor="end")))
+        return parts
+
+    def _cut_names(self) -> list[tuple[float, str]]:
+        """Names with their places, none so long that it would leave the drawing; of very many, evenly spaced ones."""
+        places = self.x.ticks()
+        kept = places[:: math.ceil(len(places) * LINE / (self.right - self.left))]
+        first = (self.place(0.0, self.y.low) or (self.left, 0))[0]
+        most = int(first / (CHARACTER * math.cos(math.radians(SLANT))))
+        return [(place, text if len(text) <= most else f"{text[: most - 1]}…") for place, text in kept]
 
     def written_below(self) -> list[tuple[float, str, str]]:
         """Ticks of the lower axis, as many as there is room for; the outer ones do not stick out."""

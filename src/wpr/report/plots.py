@@ -140,7 +140,7 @@ def _plane(figure: Figure, categories: list[str] | None) -> Drawing | None:
                 drawn.append(_cloud(area, points, look, size=2.6, opacity=1.0))
         drawn.append(_whiskers(area, one, points, look))
     drawn += [_ruled(whole, mark.value, mark.label, mark.axis) for mark in figure.marks]
-    return Drawing(join(*drawn), HEIGHT)
+    return Drawing(join(*drawn), HEIGHT + round(whole.lower))
 
 
 def _points(one: Series, categories: list[str] | None) -> list[tuple[float, float]]:
