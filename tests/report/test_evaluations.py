@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.report.reading import report, table
 from tests.report.run_folder import write_run
 from tests.report.some_findings import HARMLESS, figures, write_findings
+from wpr.findings import Finding, save
 
 
 def test_without_findings_the_page_says_how_to_make_some(whole: Path) -> None:
@@ -23,6 +24,19 @@ def test_every_finding_is_shown(owned: Path, tmp_path: Path) -> None:
     assert [row["rate"] for row in table(tmp_path / "csv" / "finding-similarity.csv")] == ["0.25", ""]
     assert "Table: Judge" in page.text, "a long table is folded"
     assert page.text.index("Judge") < page.text.index("Of all kinds"), "evaluations come first"
+
+
+def test_numbers_have_the_digits_of_the_terminal_and_commands_are_code(owned: Path) -> None:
+    told = ["Run `wpr generate` first.", "A model wrote ` by itself, and `a` too."]
+    save(
+        Finding("close", "Close", told, ["model", "distance"], [["a", 3.30512], ["b", 3.31444]]),
+        owned / "analyses" / "c",
+    )
+    page, _ = report(owned)
+    assert "3.305" in page.text
+    assert "3.314" in page.text
+    assert "Run <code>wpr generate</code> first." in page.source
+    assert "A model wrote <code> by itself, and </code>a` too." in page.source
 
 
 def test_text_of_findings_is_only_text(owned: Path) -> None:

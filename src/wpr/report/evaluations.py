@@ -14,6 +14,9 @@ from wpr.report.tables import Table
 TABLE_ROWS = 12
 """Longer tables are folded."""
 
+DIGITS = 4
+"""Of a finding's numbers, as in the terminal: some of them lie close to each other."""
+
 EMPTY = (
     "There are none yet: `wpr analyze all RUN` looks into a run, `wpr generate` and `wpr judge` compare responses; "
     "what they find is shown here when the page is written again."
@@ -29,7 +32,7 @@ def evaluation_section(findings: Findings) -> Section:
         for finding in _of_run(run, findings):
             title = f"{run.name}: {finding.title}" if several else finding.title
             name = f"{slug(finding.name)}-{number}" if several else slug(finding.name)
-            table = Table(f"finding-{name}", title, finding.columns, finding.rows)
+            table = Table(f"finding-{name}", title, finding.columns, finding.rows, DIGITS)
             parts.append(_shown(finding, title, name, table))
             tables += [table] if finding.rows else []
     if not parts:
@@ -57,7 +60,7 @@ def _shown(finding: Finding, title: str, name: str, table: Table) -> Markup:
     return tag(
         "article",
         tag("h3", title),
-        *(paragraph(sentence) for sentence in finding.text),
+        *(paragraph(coded(sentence)) for sentence in finding.text),
         tag("div", *figures, class_="panels") if figures else None,
         grid,
         settings,

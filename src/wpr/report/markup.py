@@ -37,8 +37,10 @@ def paragraph(*children: Content, class_: str | None = None) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """Text with what stands between backquotes as code."""
+    """Text with what stands between backquotes as code; a backquote without its other half is left as it is."""
     parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
     return join(*(tag("code", part) if index % 2 else part for index, part in enumerate(parts)))
 
 
@@ -61,19 +63,19 @@ def script_data(identifier: str, data: Any) -> Markup:
     return tag("script", Markup(safe), type="application/json", id=identifier)
 
 
-def shown(value: float | str | None) -> str:
-    """A number to read: three digits, whole numbers in full, a real minus sign; what is none is a dash."""
+def shown(value: float | str | None, digits: int = 3) -> str:
+    """A number to read: so many digits, whole numbers in full, a real minus sign; what is none is a dash."""
     if value is None:
         return DASH
     if isinstance(value, str):
         return value
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
-    text = f"{value:.0f}" if 1000 <= abs(value) < 1e9 or value == int(value) else f"{value:.3g}"
+    text = f"{value:.0f}" if 1000 <= abs(value) < 1e9 or value == int(value) else f"{value:.{digits}g}"
     if abs(value) >= 1e9 or "e" in text:
         text = f"{value:.2e}"
-        digits, _, power = text.partition("e")
-        text = f"{float(digits):.2g}e{int(power)}"
+        leading, _, power = text.partition("e")
+        text = f"{float(leading):.2g}e{int(power)}"
     return text.replace("-", MINUS)
 
 

@@ -18,12 +18,15 @@ ROWS_SHOWN = 60
 
 @dataclass(frozen=True)
 class Table:
-    """name: of its CSV file. title: what it holds. rows: cells in the order of ``columns``; None is an empty cell."""
+    """name: of its CSV file. title: what it holds. rows: cells in the order of ``columns``; None is an empty cell.
+    digits: that the page shows of a number.
+    """
 
     name: str
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    digits: int = 3
 
     def as_csv(self) -> str:
         """Comma-separated text; numbers in full."""
@@ -40,7 +43,7 @@ class Table:
         """
         rows = thinned(self.rows, ROWS_SHOWN)
         head = tag("tr", *(tag("th", column, scope="col") for column in self.columns))
-        body = [tag("tr", *(_cell(cell, index, marks or {}) for index, cell in enumerate(row))) for row in rows]
+        body = [tag("tr", *(self._cell(cell, index, marks or {}) for index, cell in enumerate(row))) for row in rows]
         note = None
         if len(rows) < len(self.rows):
             note = paragraph(
@@ -49,6 +52,12 @@ class Table:
             )
         table = tag("table", tag("caption", self.title), tag("thead", head), tag("tbody", *body))
         return join(scrolling(self.title, table, class_=class_), note)
+
+    def _cell(self, cell: Cell, index: int, marks: Mapping[str, Content]) -> Markup:
+        text = shown(cell, self.digits)
+        if index == 0:
+            return tag("th", marks.get(text, text), scope="row")
+        return tag("td", text, class_=None if isinstance(cell, str) else "n")
 
     def folded(self, marks: Mapping[str, Content] | None = None) -> Markup:
         """The table, to be opened below a chart."""
@@ -67,10 +76,3 @@ def write_csv(tables: Sequence[Table], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         (folder / f"{table.name}.csv").write_text(table.as_csv(), encoding="utf-8", errors="replace")
-
-
-def _cell(cell: Cell, index: int, marks: Mapping[str, Content]) -> Markup:
-    if index == 0:
-        text = shown(cell)
-        return tag("th", marks.get(text, text), scope="row")
-    return tag("td", shown(cell), class_=None if isinstance(cell, str) else "n")
