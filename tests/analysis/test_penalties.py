@@ -17,7 +17,9 @@ def measured(slope: float, seed: int = 0, tokens: int = 400) -> TokenPenalties:
 
 
 def test_slopes_and_correlations_are_found() -> None:
-    finding = compare_penalties({"a": measured(0.5), "b": measured(0.5, 1)}, "kl", "w")
+    finding = compare_penalties(
+        {"a": measured(0.5), "b": measured(0.5, 1)}, "kl", "w", {"a": range(40), "b": range(40, 80)}
+    )
     rows = {row[0]: dict(zip(finding.columns, row, strict=True)) for row in finding.rows}
     assert list(rows) == ["a", "b", "all"]
     assert rows["a"]["slope"] == pytest.approx(0.5, abs=0.02)
@@ -28,15 +30,24 @@ def test_slopes_and_correlations_are_found() -> None:
     assert any("charges less" in sentence for sentence in finding.text)
 
 
+def test_the_same_responses_twice_are_no_more_evidence() -> None:
+    """Two policies that answer alike: over prompts the interval stays as wide as that of one."""
+    twice = compare_penalties({"a": measured(0.5), "b": measured(0.5)}, "kl", "w", {"a": range(40), "b": range(40)})
+    one, _, both = (dict(zip(twice.columns, row, strict=True)) for row in twice.rows)
+    assert both["responses"] == 2 * one["responses"]
+    widths = [row["slope high"] - row["slope low"] for row in (one, both)]
+    assert widths[1] == pytest.approx(widths[0], rel=1e-6)
+
+
 def test_betas_scale_the_penalties() -> None:
-    finding = compare_penalties({"a": measured(0.5)}, "kl", "w", betas=(0.1, 0.4))
+    finding = compare_penalties({"a": measured(0.5)}, "kl", "w", {"a": range(40)}, betas=(0.1, 0.4))
     assert finding.rows[0][6] == pytest.approx(2.0, abs=0.1)
     assert not any("charges less" in sentence for sentence in finding.text)
     assert finding.figures[0].x_label == "0.1 * kl, a token"
 
 
 def test_many_tokens_are_thinned_in_the_figure_alone() -> None:
-    finding = compare_penalties({"a": measured(1.0, tokens=5000)}, "kl", "w")
+    finding = compare_penalties({"a": measured(1.0, tokens=5000)}, "kl", "w", {"a": range(500)})
     assert finding.rows[0][2] == 5000
     assert len(finding.figures[0].series[0].x) == 1500
     assert "1500 of 5000 tokens" in finding.figures[0].note

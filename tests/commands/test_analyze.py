@@ -224,6 +224,16 @@ def test_temperature_against_another_model(here: Here, trained: Path, tmp_path: 
         assert found[str(row["number"])] == pytest.approx(row["score"], abs=1e-4)
 
 
+def test_win_rates_over_several_models_stand_beside_each_other(here: Here, owned: Path) -> None:
+    here.succeeds("analyze", "temperature", str(owned))
+    here.succeeds("analyze", "temperature", str(owned), "--against", "rkl")
+    found = {path.name: load(path) for path in (owned / "analyses").iterdir()}
+    assert {name: finding.settings["against"] for name, finding in found.items()} == {
+        "temperature": "sft", "temperature-over-rkl": "rkl",
+    }  # fmt: skip
+    assert all(finding.name == name for name, finding in found.items())
+
+
 def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
     finished = here.succeeds("analyze", "geometry", str(pico.path()), "--lam", "100", "--metric", "cosine",
                              "--text", "Once upon a time, there was a", "-o", str(tmp_path / "x"))  # fmt: skip

@@ -3,12 +3,13 @@
     y = intercept + slope * x          x = beta_x * penalty of the first regularizer at a token, y of the second
 
 Pearson's correlation and the slope are over all tokens of a policy's held-out responses, with intervals over
-responses. A shared rescaling of both axes changes neither.
+responses; of all policies together with intervals over prompts, because their responses to one prompt are alike. A
+shared rescaling of both axes changes neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,27 +31,29 @@ def compare_penalties(
     measured: Mapping[str, TokenPenalties],
     first: str,
     second: str,
+    prompts: Mapping[str, Sequence[int]],
     betas: tuple[float, float] = (1.0, 1.0),
     settings: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """The finding on two regularizers' penalties of each policy's tokens."""
+    """The finding on two regularizers' penalties of each policy's tokens. prompts: the number of the prompt that each
+    of a policy's answers is to.
+    """
     rows: list[list[Cell]] = []
     clouds: list[Series] = []
     fits: dict[str, LineFit] = {}
     every: list[tuple[Tensor, Tensor, Tensor]] = []
-    before = 0
     for policy, found in measured.items():
         x, y = betas[0] * found.penalty[first].double(), betas[1] * found.penalty[second].double()
-        every.append((x, y, found.answer + before))
-        before += int(found.answer.max()) + 1
+        every.append((x, y, torch.tensor(prompts[policy])[found.answer]))
         fits[policy] = fit_line(x, y, found.answer)
-        rows.append(_row(policy, x, y, found.answer, fits[policy]))
+        rows.append(_row(policy, len(found.answer.unique()), x, y, fits[policy]))
         drawn = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).long()
         clouds.append(Series(policy, x[drawn].tolist(), y[drawn].tolist()))
-    x, y, answer = (torch.cat(parts) for parts in zip(*every, strict=True))
-    whole = fit_line(x, y, answer)
+    x, y, prompt = (torch.cat(parts) for parts in zip(*every, strict=True))
+    whole = fit_line(x, y, prompt)
     if len(measured) > 1:
-        rows.append(_row("all", x, y, answer, whole))
+        responses = sum(len(found.answer.unique()) for found in measured.values())
+        rows.append(_row("all", responses, x, y, whole))
     ends = [float(x.min()), float(x.max())]
     line = Series(
         f"fit, slope {whole.slope.value:.3g}", ends, [whole.intercept + whole.slope.value * end for end in ends],
@@ -73,9 +76,9 @@ def compare_penalties(
     )  # fmt: skip
 
 
-def _row(name: str, x: Tensor, y: Tensor, answer: Tensor, fit: LineFit) -> list[Cell]:
+def _row(name: str, responses: int, x: Tensor, y: Tensor, fit: LineFit) -> list[Cell]:
     return [
-        name, len(answer.unique()), len(x), fit.pearson.value, fit.pearson.low, fit.pearson.high,
+        name, responses, len(x), fit.pearson.value, fit.pearson.low, fit.pearson.high,
         fit.slope.value, fit.slope.low, fit.slope.high, float((y < x).double().mean()),
     ]  # fmt: skip
 

@@ -136,9 +136,9 @@ def penalties(subject: Subject, first: str, second: str, betas: tuple[float, flo
         raise OptionError(f"both regularizers are {first}; name two different ones")
     found = subject.measured([first, second])
     everything = [answer for answers, _ in found.values() for answer in answers]
-    finding = compare_penalties(
-        {policy: measured for policy, (_, measured) in found.items()}, first, second, betas, subject.settings()
-    )
+    measured = {policy: each for policy, (_, each) in found.items()}
+    prompts = {policy: [answer.number for answer in answers] for policy, (answers, _) in found.items()}
+    finding = compare_penalties(measured, first, second, prompts, betas, subject.settings())
     return noted(finding, *subject.shop.notes([first, second]), retokenized(everything)), _by_answer(found)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wpr.commands.analyses import Found, Subject, UnavailableError
+from wpr.findings import found_in, slug
 from wpr.pipeline.finished_run import REFERENCE, FinishedRun
 
 
@@ -72,7 +74,6 @@ def _member(run: FinishedRun, policy: str, name: str) -> Any:
 def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, judged: bool = False) -> Found:
     """Win rates at each temperature that `wpr generate` drew responses at, by scores or (``judged``) by judges."""
     from wpr.analysis.temperature import by_judges, by_scores, temperature_finding
-    from wpr.findings import found_in
 
     data: list[dict[str, Any]] = []
     try:
@@ -88,7 +89,12 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
             comparisons = by_scores(scores, against, judge)
     except ValueError as error:
         raise UnavailableError(str(error)) from None
-    return temperature_finding(comparisons, against, subject.settings()), data or [vars(one) for one in comparisons]
+    finding = temperature_finding(comparisons, against, subject.settings())
+    # Several judges, and several models to compare with, stand beside each other.
+    parts = ["judged" if judged else "gold" if gold else "", "" if against == REFERENCE else f"over-{against}"]
+    name = slug("-".join(["temperature", *filter(None, parts)]))
+    title = finding.title + (", by judges" if judged else ", by the gold scorer" if gold else "")
+    return replace(finding, name=name, title=title), data or [vars(one) for one in comparisons]
 
 
 def _all_scores(subject: Subject, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
