@@ -57,6 +57,25 @@ def test_two_alike_are_not_told_apart() -> None:
     assert all(row[0] == "a" for row in found.rows), "of one policy there is no mean"
 
 
+def test_one_odd_response_does_not_hide_what_ranks_see() -> None:
+    """A penalty that follows similarity but for one response, whose penalty is huge: Pearson's correlation is lost."""
+    good = pairs(80, 0, {"kl": 3.0, "w": 0.2})
+    odd = [
+        Pair(p.number, p.score, p.length, p.penalty | ({"w": 500.0} if p.number == 3 else {}), p.divergence)
+        for p in good
+    ]
+    found = similarity_finding({"a": odd}, ["kl", "w"], "an encoder")
+    assert cell(found, "a", "w", "penalty", "Spearman over kl") > 0.3
+    assert cell(found, "a", "w", "penalty", "ranks over low") > 0
+    assert any("w cannot be told apart from kl" in told and "Not so by ranks" in told for told in found.text)
+
+
+def test_a_policy_with_too_few_pairs_is_named() -> None:
+    noise = {"kl": 1.0}
+    found = similarity_finding({"a": pairs(30, 0, noise), "b": pairs(2, 1, noise)}, ["kl"], "an encoder")
+    assert "b is left out: 2 of its responses have a similarity, 3 are needed." in found.text
+
+
 def test_a_penalty_that_does_not_vary_is_said_to_be_none() -> None:
     same = [
         Pair(p.number, p.score, p.length, p.penalty | {"w": 0.0}, p.divergence)

@@ -168,8 +168,8 @@ def test_responses_drawn_at_another_temperature(here: Here, spoken: Path, tmp_pa
         finding = load(spoken / "analyses" / f"{analysis}-t0.7")
         assert finding.name == f"{analysis}-t0.7"
         assert finding.title.endswith("temperature 0.7")
-        assert finding.settings["temperature"] == 0.7
-        assert "drew at temperature 0.7" in finding.text[-1]
+        assert finding.settings["drawn"]["rkl+beta=0.5"]["temperature"] == 0.7
+        assert "`wpr generate` draws at temperature 0.7" in finding.text[-1]
     here.succeeds("analyze", "similarity", str(spoken), *chosen)
     assert load(spoken / "analyses" / "similarity").rows != load(spoken / "analyses" / "similarity-t0.7").rows
     write_report([spoken], tmp_path / "report.html")
@@ -191,13 +191,42 @@ def test_responses_are_paired_by_prompt(spoken: Path) -> None:
     assert {answer.number for answer in answers} == {*reference} - {0}
 
 
+def test_what_a_file_of_responses_says_of_itself_is_checked(here: Here, spoken: Path) -> None:
+    path = spoken / "generations" / "rkl+beta=0.5-t0.7.jsonl"
+    whole, chosen = path.read_text(), ("-p", "rkl+beta=0.5")
+    shutil.copy(path.with_name("rkl+beta=0.5-t0.jsonl"), path)
+    error = here("analyze", "penalties", str(spoken), "-t", "0.7", *chosen).error
+    assert "was drawn at temperature 0.0, not 0.7; draw anew with" in error
+    assert "-t 0.7 -p rkl+beta=0.5 --restart`" in error
+    header, *lines = whole.splitlines()
+    odd = json.loads(header)
+    odd["header"] |= {"fingerprint": "x", "sampling": odd["header"]["sampling"] | {"top_k": 5}}
+    path.write_text("\n".join([json.dumps(odd), *lines]) + "\n")
+    assert "not all drawn alike" in here.succeeds("analyze", "similarity", str(spoken), "-t", "0.7", *chosen).stdout
+    path.write_text("\n".join(lines) + "\n")  # from elsewhere: without a header
+    here.succeeds("analyze", "penalties", str(spoken), "-t", "0.7", *chosen)
+    assert "must be a finite number" in here("analyze", "penalties", str(spoken), "-t", "inf").error
+
+
+def test_responses_without_a_partner_are_counted(here: Here, spoken: Path) -> None:
+    path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
+    changed = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in changed[1:5]:
+        row["prompt_id"] += "-other"
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    said = here.succeeds("analyze", "similarity", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").stdout
+    assert "4 responses are to prompts that the reference did not answer" in said
+    said = here.succeeds("analyze", "coherence", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").stdout
+    assert "not all over the same prompts" in said
+
+
 def test_responses_of_a_model_that_was_trained_anew_are_refused(here: Here, spoken: Path) -> None:
     shutil.rmtree(spoken / "ppo" / "rkl+beta=0.5" / "model")
     shutil.copytree(spoken / "ppo" / "rkl+beta=0.05" / "model", spoken / "ppo" / "rkl+beta=0.5" / "model")
     finished = here("analyze", "penalties", str(spoken), "-t", "0", "-p", "rkl+beta=0.5")
     assert finished.code == 2
     assert "rkl+beta=0.5-t0.jsonl was drawn from other weights than are in" in finished.error
-    assert "-t 0 --restart`" in finished.error
+    assert "-t 0 -p rkl+beta=0.5 --restart`" in finished.error
 
 
 def test_a_prompt_of_ones_own(here: Here, trained: Path, tmp_path: Path) -> None:

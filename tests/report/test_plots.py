@@ -116,6 +116,28 @@ def test_slanted_names_stay_in_the_drawing() -> None:
     assert next(title.text for title in root.findall(".//{*}title")) == names[0]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["sft", *(f"semantic+beta={beta}" for beta in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2))],
+        ["sft", *(f"Qwen/Qwen1.5-1.8B-Chat run {i}" for i in range(3))],
+        [f"{name}+beta={beta}" for name in ("rkl", "semantic") for beta in (0.01, 0.02, 0.05, 0.1, 0.2)],
+    ],
+)
+def test_names_of_a_sweep_stay_different(names: list[str]) -> None:
+    figure = Figure("scatter", "t", "model", "y", [Series("a", names, [1.0] * len(names))])
+    root = ElementTree.fromstring(f'<svg xmlns="http://www.w3.org/2000/svg">{draw(figure).body}</svg>')
+    turned = [text.text for text in root.findall(".//{*}text") if "rotate" in text.get("transform", "")]
+    assert len(set(turned)) == len(turned) == len(names)
+
+
+def test_a_single_long_name_stays_in_the_drawing() -> None:
+    area = Area(Axis.of_names(["a policy " * 9]), Axis(0, 1), LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
+    assert area.slanted
+    (text,) = (one for one in re.findall(r">([^<]*)</text>", area.grid("x", "y")) if one.startswith("a p"))
+    assert len(text) * CHARACTER * 0.82 < (LEFT + WIDTH - RIGHT) / 2
+
+
 def test_numbers_are_never_slanted() -> None:
     assert Area(Axis(0, 1), Axis(0, 1), LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM).lower == 0
 

@@ -95,8 +95,8 @@ def _told(first: str, second: str, whole: LineFit, tokens: int, policies: int) -
             "have here: multiply each by its beta (--beta) before calling one of them lenient."
         )
     told.append(
-        "Penalties are random through the token that was drawn; what two penalties share in that is the "
-        "log-probability ratio, which makes any two of them correlate."
+        "What two penalties share is the log-probability ratio of the token at hand, which makes any two of them "
+        "correlate."
     )
     return told
 

@@ -28,13 +28,16 @@ MEASURES = ("penalty", "divergence")
 LENGTH = "response length"
 """A control: short responses differ in fewer places."""
 
+FEWEST = 3
+"""Responses of a policy without which there is no correlation."""
+
 FEW = 50
 """Responses below which a warning is given."""
 
 MEAN = "mean of policies"
 COLUMNS = [
     "policy", "regularizer", "of", "responses", "Pearson", "low", "high", "Spearman", "Spearman low", "Spearman high",
-    "Pearson over {base}", "over low", "over high",
+    "Pearson over {base}", "over low", "over high", "Spearman over {base}", "ranks over low", "ranks over high",
 ]  # fmt: skip
 
 
@@ -61,12 +64,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class _Correlations:
-    """One measure of one policy, or their mean: estimates, and the draws ``(R,)`` behind Pearson's."""
+    """One measure of one policy, or their mean: estimates by statistic, and the draws ``(R,)`` behind each."""
 
-    pearson: Estimate
-    spearman: Estimate
-    drawn: Tensor
+    estimates: Mapping[str, Estimate]
+    drawn: Mapping[str, Tensor]
     responses: int
+
+    @property
+    def pearson(self) -> Estimate:
+        return self.estimates["pearson"]
 
 
 def similarity_finding(
@@ -78,13 +84,16 @@ def similarity_finding(
     seed: int = 0,
 ) -> Finding:
     """The finding on each policy's pairs. The first regularizer is what the others are compared with."""
-    usable = {policy: list(found) for policy, found in pairs.items() if len(found) >= 3}
+    usable = {policy: list(found) for policy, found in pairs.items() if len(found) >= FEWEST}
     if not usable:
         counts = ", ".join(f"{policy} {len(found)}" for policy, found in pairs.items())
         raise ValueError(
-            f"a correlation needs at least 3 responses of a policy with a similarity ({counts}); evaluate the run on "
-            "more held-out prompts (evaluation.prompts)"
+            f"a correlation needs at least {FEWEST} responses of a policy with a similarity ({counts}); evaluate the "
+            "run on more held-out prompts (evaluation.prompts), or draw responses of the policies and of the reference "
+            "to the same prompts (`wpr generate`)"
         )
+    left_out = [f"{policy} is left out: {len(found)} of its responses have a similarity, {FEWEST} are needed."
+                for policy, found in pairs.items() if policy not in usable]  # fmt: skip
     base = regularizers[0]
     numbers = sorted({pair.number for found in usable.values() for pair in found})
     chosen = {(measure, name): _correlate_all(usable, numbers, measure, name, seed)
@@ -100,7 +109,7 @@ def similarity_finding(
     return Finding(
         name="similarity",
         title="Penalties and semantic similarity",
-        text=[*_told(chosen, whole, base, usable, encoder), *notes],
+        text=[*_told(chosen, whole, base, usable, encoder), *left_out, *notes],
         columns=[column.format(base=base) for column in COLUMNS],
         rows=rows,
         figures=[_bars(chosen, whole, regularizers), _scatter(usable, regularizers)],
@@ -121,20 +130,14 @@ def _correlate_all(
         where = torch.tensor([place.get(number, -1) for number in numbers])
         drawn = {key: _drawn(values, scores, where, statistic, seed) for key, statistic in STATISTICS.items()}
         draws.append(drawn)
-        found[policy] = _Correlations(
-            Estimate(float(pearson(values, scores)), *interval(drawn["pearson"])),
-            Estimate(float(spearman(values, scores)), *interval(drawn["spearman"])),
-            drawn["pearson"],
-            len(rows),
-        )
+        estimates = {key: Estimate(float(statistic(values, scores)), *interval(drawn[key]))
+                     for key, statistic in STATISTICS.items()}  # fmt: skip
+        found[policy] = _Correlations(estimates, drawn, len(rows))
     if len(pairs) > 1:
         means = {key: torch.stack([one[key] for one in draws]).mean(0) for key in STATISTICS}
-        found[MEAN] = _Correlations(
-            Estimate(_mean(one.pearson.value for one in found.values()), *interval(means["pearson"])),
-            Estimate(_mean(one.spearman.value for one in found.values()), *interval(means["spearman"])),
-            means["pearson"],
-            sum(one.responses for one in found.values()),
-        )
+        estimates = {key: Estimate(_mean(one.estimates[key].value for one in found.values()), *interval(drawn))
+                     for key, drawn in means.items()}  # fmt: skip
+        found[MEAN] = _Correlations(estimates, means, sum(one.responses for one in found.values()))
     return found
 
 
@@ -165,16 +168,17 @@ def _value(pair: Pair, measure: str, name: str) -> float:
 
 
 def _row(policy: str, name: str, measure: str, found: _Correlations, base: _Correlations | None) -> list[Cell]:
-    difference = Estimate(math.nan) if base is None else _difference(found, base)
-    over: list[Cell] = [None, None, None] if base is None else [difference.value, difference.low, difference.high]
-    return [
-        policy, name, measure or "control", found.responses, found.pearson.value, found.pearson.low,
-        found.pearson.high, found.spearman.value, found.spearman.low, found.spearman.high, *over,
-    ]  # fmt: skip
+    own = [end for one in found.estimates.values() for end in (one.value, one.low, one.high)]
+    over: list[Cell] = [None] * 6
+    if base is not None:
+        differences = [_difference(found, base, key) for key in STATISTICS]
+        over = [end for one in differences for end in (one.value, one.low, one.high)]
+    return [policy, name, measure or "control", found.responses, *own, *over]
 
 
-def _difference(found: _Correlations, base: _Correlations) -> Estimate:
-    return Estimate(found.pearson.value - base.pearson.value, *interval(found.drawn - base.drawn))
+def _difference(found: _Correlations, base: _Correlations, key: str = "pearson") -> Estimate:
+    value = found.estimates[key].value - base.estimates[key].value
+    return Estimate(value, *interval(found.drawn[key] - base.drawn[key]))
 
 
 def _told(
@@ -215,10 +219,17 @@ def _verdict(name: str, found: _Correlations, base: _Correlations, base_name: st
     difference = _difference(found, base)
     if math.isnan(difference.value):
         return f"{name} cannot be compared with {base_name}: one of them does not vary over the responses."
+    ranked = _difference(found, base, "spearman")
+    told = f"{name} {_side(difference)} {base_name} here: the difference is {difference}."
+    if _side(ranked) != _side(difference):
+        told += f" Not so by ranks (Spearman's), where it {_side(ranked)} {base_name}: {ranked}."
+    return told
+
+
+def _side(difference: Estimate) -> str:
     if not difference.leaves_out_zero:
-        return f"{name} cannot be told apart from {base_name} here: the difference is {difference}."
-    side = "higher" if difference.value > 0 else "lower"
-    return f"{name} correlates {side} than {base_name}: the difference is {difference}."
+        return "cannot be told apart from"
+    return f"correlates {'higher' if difference.value > 0 else 'lower'} than"
 
 
 def _bars(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wpr.findings import Finding
+from wpr.pipeline.drawn_responses import DrawnResponses
 from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
 from wpr.pipeline.named_regularizers import SIDE_BY_SIDE, RegularizerShop
@@ -54,7 +56,7 @@ class Subject:
         """A policy's responses to held-out prompts (``file`` `BEFORE`: the reference's), empty ones too."""
         if self.temperature is not None:
             try:
-                return self.run.drawn(REFERENCE if file == BEFORE else policy, self.temperature)
+                return self.drawn.answers(REFERENCE if file == BEFORE else policy)
             except RunFolderError as error:
                 raise UnavailableError(str(error)) from None
         if not (self.run.path / "ppo" / policy / file).is_file():
@@ -70,6 +72,12 @@ class Subject:
             at = "" if self.temperature is None else f" at temperature {self.temperature:g}"
             raise UnavailableError(f"{REFERENCE if file == BEFORE else policy} has no response{at} with a token in it")
         return found
+
+    @cached_property
+    def drawn(self) -> DrawnResponses:
+        """What `wpr generate` drew at the temperature."""
+        assert self.temperature is not None
+        return DrawnResponses(self.run, self.temperature)
 
     @cached_property
     def reference(self) -> Any:
@@ -112,15 +120,19 @@ class Subject:
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """What a finding is said to be made with."""
-        made = {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit}
-        return made | ({} if self.temperature is None else {"temperature": self.temperature}) | more
+        made = {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit, **more}
+        return made if self.temperature is None else made | {"drawn": self.drawn.sampling()}
 
 
-def at_temperature(finding: Finding, temperature: float) -> Finding:
+def at_temperature(finding: Finding, drawn: DrawnResponses) -> Finding:
     """The finding as one on responses that `wpr generate` drew, under a name of its own."""
-    told = f"The responses are those that `wpr generate` drew at temperature {temperature:g}."
-    name, title = f"{finding.name}-t{temperature:g}", f"{finding.title}, temperature {temperature:g}"
-    return replace(noted(finding, told), name=name, title=title)
+    at = f"{drawn.temperature:g}"
+    told = [f"The responses are those of generations/*-t{at}.jsonl, which `wpr generate` draws at temperature {at}."]
+    ways = drawn.sampling()
+    if len({json.dumps(way, sort_keys=True) for way in ways.values()}) > 1:
+        listed = "; ".join(f"{name} {json.dumps(way)}" for name, way in ways.items())
+        told.append(f"They were not all drawn alike ({listed}): differences may be those of sampling.")
+    return replace(noted(finding, *told), name=f"{finding.name}-t{at}", title=f"{finding.title}, temperature {at}")
 
 
 def noted(finding: Finding, *notes: str) -> Finding:
@@ -159,7 +171,8 @@ def similarity(
     from wpr.analysis.similarity import Pair, similarity_finding
 
     policies = subject.chosen
-    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)} for policy in policies}
+    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)}
+              for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
     try:
         reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
     except ValueError as error:
@@ -167,10 +180,11 @@ def similarity(
     measured = subject.measured(regularizers)
     cut = 0
     alike: dict[str, list[Any]] = {}
-    missing = 0
+    missing, alone = 0, 0
     for policy, (answers, found) in measured.items():
         subject.say(f"similarity of {policy}'s responses")
         kept = [(index, answer) for index, answer in enumerate(answers) if answer.number in before[policy]]
+        alone += len(answers) - len(kept)
         ours, cut_ours = reader.embed([answer.response for _, answer in kept])
         theirs, cut_theirs = reader.embed([before[policy][answer.number].response for _, answer in kept])
         cut += cut_ours + cut_theirs
@@ -195,6 +209,8 @@ def similarity(
             "The embeddings are hidden states of the run's own SFT model, which is close to the policies: name an "
             "independent encoder with --encoder FOLDER before drawing conclusions."
         )
+    if alone:
+        notes.append(f"{alone} responses are to prompts that the reference did not answer, and are left out.")
     if missing:
         notes.append(f"{missing} pairs have an empty response, hence no similarity, and are left out.")
     if cut:
@@ -234,12 +250,16 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
 
     subject.say(f"candidates of {REFERENCE}")
     own = {REFERENCE: measure(reference, start)}
-    shared = dict(own)
+    shared, uneven = dict(own), False
     for policy in policies:
         subject.say(f"candidates of {policy}")
         model = subject.run.load(policy)
-        own[policy], shared[policy] = measure(model, subject.answers(policy)), measure(model, start)
+        answers = subject.answers(policy)
+        uneven |= {answer.number for answer in answers} != {answer.number for answer in start}
+        own[policy], shared[policy] = measure(model, answers), measure(model, start)
     finding = coherence_finding(own, shared, metric, top, subject.settings())
+    if uneven:
+        finding = noted(finding, "Rows on own responses are not all over the same prompts, which by itself moves them.")
     data = (
         {"model": name, "text": text, "answer": answer, "distance": _short(plain), "weighted": _short(weighted)}
         for text, group in (("own", own), ("reference", shared))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -342,9 +343,15 @@ def _subject(
     temperature: float | None = None,
 ) -> Subject:
     from wpr.commands.analyses import Subject
+    from wpr.pipeline.errors import OptionError
     from wpr.pipeline.finished_run import FinishedRun
 
-    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    if temperature is not None and not math.isfinite(temperature):
+        raise OptionError(f"--temperature {temperature} must be a finite number; `wpr generate RUN -t T` draws at it")
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
     return Subject(FinishedRun(run, device), policies, limit, batch_size, say, temperature)
 
 
@@ -360,7 +367,7 @@ def _run(output: Path | None, subject: Subject, analysis: Callable[[Subject], Fo
 
     finding, data = analysis(subject)
     if subject.temperature is not None:
-        finding = at_temperature(finding, subject.temperature)
+        finding = at_temperature(finding, subject.drawn)
     _keep((finding, data), output or subject.run.path / "analyses" / finding.name)
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from wpr.analysis.answers import Answer
-from wpr.data import DataError, DataSettings, Encoder, Row
-from wpr.evaluation.fingerprints import weights_fingerprint
-from wpr.evaluation.response_file import PARTIAL, Response, read_responses
+from wpr.data import DataSettings, Encoder, Row
+from wpr.evaluation.response_file import Response
 from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.models import load_causal, load_tokenizer
@@ -44,7 +43,6 @@ class FinishedRun:
         if not self.recipe:
             raise RunFolderError(f"{path / 'manifest.json'} has no recipe; let `wpr run` go on with the run first")
         self._device = device
-        self._numbers: dict[str, int] = {}
 
     @cached_property
     def device(self) -> Any:
@@ -89,9 +87,13 @@ class FinishedRun:
         """What made tokens of the run's prompts."""
         return Encoder(self.tokenizer, DataSettings(**self.recipe["data"]))
 
+    def model(self, name: str) -> str:
+        """Where a model is, `REFERENCE` or a policy."""
+        return self.sft_model if name == REFERENCE else str(self._folder(name))
+
     def load(self, name: str) -> Any:
-        """A model by name, `REFERENCE` or a policy, ready to be asked."""
-        folder = self._model(name)
+        """A model by name, ready to be asked."""
+        folder = self.model(name)
         return load_causal(ModelSettings(folder), folder).to(self.device).eval().requires_grad_(False)
 
     def regularizer(self, policy: str) -> RegularizerSettings:
@@ -128,32 +130,6 @@ class FinishedRun:
             except (ValueError, KeyError, TypeError) as error:
                 raise RunFolderError(f"{path}:{number} is damaged ({error}); restore it from a copy") from None
         return found[:limit]
-
-    def drawn(self, name: str, temperature: float) -> list[Answer]:
-        """What `wpr generate` drew from a model, `REFERENCE` or a policy, at that temperature. Answers of several
-        models to one prompt have the same number.
-        """
-        path = self.path / "generations" / f"{name}-t{temperature:g}.jsonl"
-        remedy = f"`wpr generate {self.path} -t {temperature:g}"
-        if not path.exists() and not path.with_name(path.name + PARTIAL).exists():
-            stem = f"{name}-t"
-            known = [one.name.removeprefix(stem).removesuffix(".jsonl") for one in path.parent.glob("*.jsonl")
-                     if one.name.startswith(stem)]  # fmt: skip
-            raise RunFolderError(
-                f"{path} does not exist: of {name} there are responses at temperature "
-                f"{', '.join(sorted(known)) or 'none'}; draw these with {remedy}`"
-            )
-        try:
-            file = read_responses(path)
-        except DataError as error:
-            raise RunFolderError(str(error)) from None
-        weights, model = (file.header.get("fingerprint") or {}).get("weights"), self._model(name)
-        if weights is not None and weights != weights_fingerprint(model):
-            raise RunFolderError(
-                f"{path} was drawn from other weights than are in {model} now; draw anew with {remedy} --restart`"
-            )
-        numbers = [self._numbers.setdefault(row.prompt_id, len(self._numbers)) for row in file.rows]
-        return [self.answer_of(row, number) for row, number in zip(file.rows, numbers, strict=True)]
 
     def answer_of(self, row: Response, number: int) -> Answer:
         """A response of a file that `wpr generate` wrote, with its tokens."""
@@ -193,9 +169,6 @@ class FinishedRun:
 
     def _record(self, policy: str) -> Mapping[str, Any]:
         return self.manifest["stages"][f"ppo/{policy}"]  # type: ignore[no-any-return]
-
-    def _model(self, name: str) -> str:
-        return self.sft_model if name == REFERENCE else str(self._folder(name))
 
     def _folder(self, policy: str) -> Path:
         return self.path / "ppo" / policy / "model"

@@ -16,8 +16,8 @@ CHARACTER = 6.2
 SLANT = 35
 """Degrees at which names are written that have no room side by side."""
 
-LINE = 20
-"""Room that a slanted name needs."""
+LINE, LONGEST = 20, 24
+"""Room that a slanted name needs, and the characters that it has at most."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +115,24 @@ class Area:
             y = (self.place(self.x.low, value) or (0, 0))[1]
             parts.append(tag("line", x1=self.left, x2=self.right, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="g"))
             parts.append(tag("text", text, x=self.left - 6, y=f"{y + 4:.1f}", text_anchor="end"))
-        parts += self._slanted() if self.lower else self._level()
+        parts += self._slanted() if self.slanted else self._level()
         middle = (self.left + self.right) / 2
         parts.append(tag("text", x_label, x=middle, y=f"{self.bottom + 31 + self.lower:.0f}", text_anchor="middle"))
         parts.append(tag("text", y_label, x="2", y=self.top - 10))
         return join(*parts)
 
     @property
+    def slanted(self) -> bool:
+        """Whether the lower axis has names that do not fit side by side."""
+        return bool(self.x.names) and self._widest(self.x.ticks()) > self._room(self.x.ticks())
+
+    @property
     def lower(self) -> float:
-        """How much further down than numbers the names of the lower axis reach; 0 where all fit side by side."""
-        if len(self.x.names) in (0, len(self.written_below())):
+        """How much further down than numbers slanted names reach."""
+        if not self.slanted:
             return 0.0
-        longest = max((len(text) for _, text in self._cut_names()), default=0)
-        return longest * CHARACTER * math.sin(math.radians(SLANT)) - 4
+        longest = max(len(text) for _, text in self._cut_names())
+        return max(0.0, longest * CHARACTER * math.sin(math.radians(SLANT)) - 4)
 
     def _level(self) -> list[Markup]:
         parts = []
@@ -147,19 +152,30 @@ class Area:
         return parts
 
     def _cut_names(self) -> list[tuple[float, str]]:
-        """Names with their places, none so long that it would leave the drawing; of very many, evenly spaced ones."""
+        """Names with their places, none so long that it would leave the drawing; of very many, evenly spaced ones. A
+        name loses its middle: policies of a sweep begin alike and differ in the end.
+        """
         places = self.x.ticks()
         kept = places[:: math.ceil(len(places) * LINE / (self.right - self.left))]
-        first = (self.place(0.0, self.y.low) or (self.left, 0))[0]
-        most = int(first / (CHARACTER * math.cos(math.radians(SLANT))))
-        return [(place, text if len(text) <= most else f"{text[: most - 1]}…") for place, text in kept]
+        cut = []
+        for place, text in kept:
+            x = (self.place(place, self.y.low) or (self.left, 0))[0]
+            most = min(LONGEST, int(x / (CHARACTER * math.cos(math.radians(SLANT)))))
+            head = (most - 1) // 3
+            cut.append((place, text if len(text) <= most else f"{text[:head]}…{text[len(text) - most + head + 1 :]}"))
+        return cut
+
+    def _room(self, ticks: Sequence[tuple[float, str]]) -> float:
+        return (self.right - self.left) / max(1, len(ticks))
+
+    @staticmethod
+    def _widest(ticks: Sequence[tuple[float, str]]) -> float:
+        return max((len(text) for _, text in ticks), default=1) * CHARACTER + 4
 
     def written_below(self) -> list[tuple[float, str, str]]:
         """Ticks of the lower axis, as many as there is room for; the outer ones do not stick out."""
         found = self.x.ticks()
-        room = (self.right - self.left) / max(1, len(found))
-        widest = max((len(text) for _, text in found), default=1) * CHARACTER + 4
-        kept = found[:: max(1, math.ceil(widest / room))]
+        kept = found[:: max(1, math.ceil(self._widest(found) / self._room(found)))]
         written = []
         for value, text in kept:
             x = (self.place(value, self.y.low) or (0, 0))[0]
