@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -39,17 +40,42 @@ def test_too_many_candidates_are_refused() -> None:
         candidate_distances(torch.zeros(1, 30), torch.zeros(30, 2), EUCLIDEAN, top=31)
 
 
-def candidates(mean: float, spread: float) -> Candidates:
-    values = mean + spread * torch.randn(300, generator=torch.Generator().manual_seed(0))
-    return Candidates(torch.arange(300) // 10, values, values)
+def candidates(mean: float, spread: float, seed: int = 0, prompts: int = 30, common: float = 0.0) -> Candidates:
+    """Ten tokens a prompt. common: spread of what a prompt does to all models alike."""
+    own, shared = (torch.Generator().manual_seed(one) for one in (seed, 99))
+    values = mean + spread * torch.randn(10 * prompts, generator=own)
+    values += common * torch.randn(prompts, generator=shared).repeat_interleave(10)
+    return Candidates(torch.arange(10 * prompts) // 10, values, values)
 
 
 def test_a_clear_difference_is_told_and_an_unclear_one_is_not() -> None:
-    clear = {"sft": candidates(2.0, 0.1), "a": candidates(1.0, 0.1)}
-    assert "a has the smallest" in coherence_finding(clear, clear, "euclidean", 10).text[0]
-    unclear = {"sft": candidates(2.0, 3.0), "a": candidates(1.9, 3.0)}
+    clear = {"sft": candidates(2.0, 0.1), "a": candidates(1.0, 0.1, 1), "b": candidates(3.0, 0.1, 2)}
+    finding = coherence_finding(clear, clear, "euclidean", 10)
+    told = next(told for told in finding.text if told.startswith("Prompt by prompt, on own responses: "))
+    assert re.search(r"smaller than sft: a -(1\.0|0\.9)\d+ \(.*\. larger than sft: b (1\.0|0\.9)", told), told
+    unclear = {"sft": candidates(2.0, 3.0), "a": candidates(1.9, 3.0, 1)}
     finding = coherence_finding(unclear, unclear, "euclidean", 10)
-    assert "leaves the order of the models open" in finding.text[0]
+    assert sum("none can be told from sft" in told for told in finding.text) == 4
     row = dict(zip(finding.columns, finding.rows[0], strict=True))
-    assert (row["responses"], row["tokens"]) == (30, 300)
+    assert (row["responses"], row["tokens"], row["over sft"]) == (30, 300, None)
     assert row["low"] < row["distance"] < row["high"]  # type: ignore[operator]
+
+
+def test_models_are_compared_prompt_by_prompt() -> None:
+    """What a prompt does to both is no noise: intervals of the means overlap, that of the difference leaves out 0."""
+    both = {"sft": candidates(2.0, 0.1, 1, common=1.0), "a": candidates(1.9, 0.1, 2, common=1.0)}
+    finding = coherence_finding(both, both, "euclidean", 10)
+    first, second = (dict(zip(finding.columns, row, strict=True)) for row in finding.rows[:2])
+    assert second["high"] > first["low"]  # type: ignore[operator]
+    assert second["over sft"] == pytest.approx(second["distance"] - first["distance"])  # type: ignore[operator]
+    assert -0.2 < second["over low"] < second["over sft"] < second["over high"] < 0  # type: ignore[operator]
+
+
+def test_models_that_answered_different_prompts() -> None:
+    some = {"sft": candidates(2.0, 0.1), "a": candidates(1.0, 0.1, prompts=20)}
+    finding = coherence_finding(some, some, "euclidean", 10)
+    assert "Not all models answered the same prompts" in finding.text[-1]
+    row = dict(zip(finding.columns, finding.rows[1], strict=True))
+    same = candidates(2.0, 0.1)
+    expected = float(some["a"].distance.mean() - same.distance[:200].mean())
+    assert row["over sft"] == pytest.approx(expected, abs=1e-6)

@@ -15,7 +15,8 @@ import torch
 
 from tests.pipeline.command import SMALL, Here, environment, run
 from wpr import pico
-from wpr.commands.analyses import Subject
+from wpr.analysis.statistics import fit_line
+from wpr.commands.analyses import Subject, penalties
 from wpr.commands.analyze import app
 from wpr.findings import found_in, load
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
@@ -184,8 +185,9 @@ def test_responses_are_paired_by_prompt(spoken: Path) -> None:
     path.write_text("\n".join([header.replace(f'"prompts": {len(lines)}', f'"prompts": {len(lines) - 1}'),
                                *reversed(lines[1:])]) + "\n")  # fmt: skip
     subject = Subject(FinishedRun(spoken, "cpu"), ["rkl+beta=0.5"], temperature=0.0)
+    answers = subject.responses("rkl+beta=0.5")  # the policy's first: numbers are the reference's all the same
     reference = {answer.number: answer.prompt for answer in subject.responses("rkl+beta=0.5", BEFORE)}
-    answers = subject.responses("rkl+beta=0.5")
+    assert list(reference) == list(range(len(lines)))
     assert len(answers) == len(lines) - 1 == len(reference) - 1
     assert all(reference[answer.number] == answer.prompt for answer in answers)
     assert {answer.number for answer in answers} == {*reference} - {0}
@@ -204,8 +206,45 @@ def test_what_a_file_of_responses_says_of_itself_is_checked(here: Here, spoken: 
     path.write_text("\n".join([json.dumps(odd), *lines]) + "\n")
     assert "not all drawn alike" in here.succeeds("analyze", "similarity", str(spoken), "-t", "0.7", *chosen).stdout
     path.write_text("\n".join(lines) + "\n")  # from elsewhere: without a header
-    here.succeeds("analyze", "penalties", str(spoken), "-t", "0.7", *chosen)
+    said = here.succeeds("analyze", "similarity", str(spoken), "-t", "0.7", *chosen).stdout
+    assert "How they were drawn is not told by the files of rkl+beta=0.5." in said
+    path.write_text("\n".join(['{"header": {"temperature": 0.9}}', *lines]) + "\n")
+    assert "was drawn at temperature 0.9" in here("analyze", "penalties", str(spoken), "-t", "0.7", *chosen).error
+    path.unlink()
+    path.with_name(path.name + ".partial").touch()
+    assert "is not finished" in here("analyze", "penalties", str(spoken), "-t", "0.7", *chosen).error
     assert "must be a finite number" in here("analyze", "penalties", str(spoken), "-t", "inf").error
+
+
+def test_one_number_for_two_prompts_is_refused(here: Here, spoken: Path) -> None:
+    path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
+    header, *rows = map(json.loads, path.read_text().splitlines())
+    names = [row["prompt_id"] for row in rows]
+    for row, name in zip(rows, [*names[1:], names[0]], strict=True):
+        row["prompt_id"] = name
+    path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]))
+    error = here("analyze", "similarity", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").error
+    assert "is another prompt in" in error
+
+
+def test_a_reference_that_is_not_looked_at_may_be_stale(here: Here, spoken: Path) -> None:
+    path = spoken / "generations" / "sft-t0.jsonl"
+    path.write_text(path.read_text().replace('"weights": "', '"weights": "other'))
+    here.succeeds("analyze", "penalties", str(spoken), "-t", "0", "-p", "rkl+beta=0.5")
+    assert list(load(spoken / "analyses" / "penalties-t0").settings["drawn"]) == ["rkl+beta=0.5"]
+    assert "other weights" in here("analyze", "similarity", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").error
+
+
+def test_penalties_of_all_policies_have_intervals_over_prompts(trained: Path) -> None:
+    subject = Subject(FinishedRun(trained, "cpu"), limit=12)
+    finding, _ = penalties(subject, "reverse-kl", "squared-hellinger")
+    found = subject.measured(["reverse-kl", "squared-hellinger"]).values()
+    x, y = (torch.cat([each.penalty[name] for _, each in found]) for name in ("reverse-kl", "squared-hellinger"))
+    prompts = torch.cat([torch.tensor([answer.number for answer in answers])[each.answer] for answers, each in found])
+    expected = fit_line(x, y, prompts)
+    row = dict(zip(finding.columns, finding.rows[-1], strict=True))
+    assert row["policy"] == "all"
+    assert (row["slope low"], row["slope high"]) == pytest.approx((expected.slope.low, expected.slope.high))
 
 
 def test_responses_without_a_partner_are_counted(here: Here, spoken: Path) -> None:
@@ -217,7 +256,7 @@ def test_responses_without_a_partner_are_counted(here: Here, spoken: Path) -> No
     said = here.succeeds("analyze", "similarity", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").stdout
     assert "4 responses are to prompts that the reference did not answer" in said
     said = here.succeeds("analyze", "coherence", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").stdout
-    assert "not all over the same prompts" in said
+    assert "Not all models answered the same prompts" in said
 
 
 def test_responses_of_a_model_that_was_trained_anew_are_refused(here: Here, spoken: Path) -> None:
@@ -294,6 +333,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["case-study", "{run}", "-r", "reverse-kl"], "reverse-kl moves no mass"),
         (["temperature", "{run}", "--against", "nobody"], "no model answered the same prompts as nobody"),
         (["temperature", "{run}", "--gold"], "has no gold scorer"),
+        (["temperature", "{run}", "--gold", "--judged"], "--gold and --judged name two judges"),
         (["geometry", "{run}", "-s", "reverse-kl"], "has no geometry"),
         (["geometry", "{run}", "--metric", "taxi"], "metric='taxi' is unknown"),
         (["geometry", "{run}", "-s", "paper:k2=99999"], "k2=99999 exceeds the vocabulary"),

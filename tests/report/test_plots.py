@@ -122,6 +122,8 @@ def test_slanted_names_stay_in_the_drawing() -> None:
         ["sft", *(f"semantic+beta={beta}" for beta in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2))],
         ["sft", *(f"Qwen/Qwen1.5-1.8B-Chat run {i}" for i in range(3))],
         [f"{name}+beta={beta}" for name in ("rkl", "semantic") for beta in (0.01, 0.02, 0.05, 0.1, 0.2)],
+        [f"semantic+beta={beta}+regularizer.lam={lam}" for beta in (0.05, 0.1) for lam in (5, 10)],
+        [f"run-seed{seed}: semantic+beta=0.1" for seed in range(6)],
     ],
 )
 def test_names_of_a_sweep_stay_different(names: list[str]) -> None:

@@ -6,12 +6,16 @@ embeddings:
     distance = mean over pairs i < j of D_ij                               the paper's; every candidate counts alike
     weighted = sum_{i<j} p_i p_j D_ij / sum_{i<j} p_i p_j                  by how probable the two are
 
+Both are averaged over all tokens. Models are compared prompt by prompt: what a prompt does to all of them is no
+difference between them, so that intervals of differences are narrower than those of the means.
+
 Smaller is more coherent. The first counts candidates of no probability as much as the likeliest; where a model is sure,
 nine of ten are of that kind.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +32,19 @@ TOP = 10
 _AT_ONCE = 1 << 12
 COLUMNS = [
     "model", "text", "responses", "tokens", "distance", "low", "high", "weighted", "weighted low", "weighted high",
+    "over {reference}", "over low", "over high", "weighted over {reference}", "weighted over low", "weighted over high",
 ]  # fmt: skip
+OWN, SHARED = "own responses", "the reference's"
+MEASURES = ("distance", "weighted")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Mean distances of each position's likeliest tokens, ``(P,)`` each on the CPU; answer: which response it is of."""
+    """Mean distances of each position's likeliest tokens, ``(P,)`` each on the CPU; prompt: the number of the prompt
+    that the response is to.
+    """
 
-    answer: Tensor
+    prompt: Tensor
     distance: Tensor
     weighted: Tensor
 
@@ -71,68 +80,106 @@ def coherence_finding(
     """The finding on models by name, the reference first. own: on each model's own responses, as the paper has it.
     shared: all models on the reference's responses, which leaves out that policies write other texts.
     """
+    reference = next(iter(own))
     rows: list[list[Cell]] = []
     series = []
-    for text, group in (("own responses", own), ("the reference's", shared)):
-        estimates = {}
+    differences: dict[tuple[str, str], dict[str, Estimate]] = {}
+    for text, group in ((OWN, own), (SHARED, shared)):
+        means = {(model, key): _mean(_sums(found, key)) for model, found in group.items() for key in MEASURES}
+        for key in MEASURES:
+            differences[text, key] = {model: _difference(found, group[reference], key)
+                                      for model, found in group.items() if model != reference}  # fmt: skip
         for model, found in group.items():
-            estimates[model] = plain, weighted = (
-                _mean(found.answer, found.distance),
-                _mean(found.answer, found.weighted),
-            )
+            cells = [means[model, key] for key in MEASURES]
+            over = [differences[text, key].get(model) for key in MEASURES]
             rows.append(
                 [
-                    model, text, len(found.answer.unique()), len(found.answer), plain.value, plain.low, plain.high,
-                    weighted.value, weighted.low, weighted.high,
+                    model, text, len(found.prompt.unique()), len(found.prompt),
+                    *(end for one in cells for end in (one.value, one.low, one.high)),
+                    *(end for one in over for end in ((one.value, one.low, one.high) if one else (None, None, None))),
                 ]
             )  # fmt: skip
-        plain_ones = [one[0] for one in estimates.values()]
-        series.append(
-            Series(
-                text, list(estimates), [one.value for one in plain_ones], [one.low for one in plain_ones],
-                [one.high for one in plain_ones],
-            )
-        )  # fmt: skip
+        plain = [means[model, "distance"] for model in group]
+        ends = [one.low for one in plain], [one.high for one in plain]
+        series.append(Series(text, list(group), [one.value for one in plain], *ends))
     return Finding(
         name="coherence",
         title=f"Coherence of the {top} likeliest candidates",
-        text=_told(own, metric, top),
-        columns=COLUMNS,
+        text=_told(own, reference, differences, metric, top),
+        columns=[column.format(reference=reference) for column in COLUMNS],
         rows=rows,
         figures=[
             Figure(
                 "scatter", f"Mean distance between the {top} likeliest tokens", "model", f"{metric} distance", series,
-                name="distances", note="Smaller is more coherent. Bars are 95% intervals over responses.",
+                name="distances", note="Smaller is more coherent. Bars are 95% intervals; the table has differences.",
             )
         ],
         settings={"top": top, "metric": metric, **(settings or {})},
     )  # fmt: skip
 
 
-def _mean(answer: Tensor, values: Tensor) -> Estimate:
-    """The mean over all tokens, with its interval over responses."""
-    _, of_group = answer.unique(return_inverse=True)
-    count = int(of_group.max()) + 1
-    sums = torch.zeros(count, 2, dtype=torch.float64)
-    sums.index_add_(0, of_group, torch.stack([values.double(), torch.ones_like(values, dtype=torch.float64)], -1))
-    drawn = bootstrap(lambda chosen: (total := sums[chosen].sum(1))[:, 0] / total[:, 1], count)
-    ends = interval(drawn) if count > 2 else ()
-    return Estimate(float(values.double().mean()), *ends)
+def _sums(found: Candidates, key: str) -> dict[int, Tensor]:
+    """By prompt: the sum over its tokens and how many they are, ``(2,)``."""
+    values = getattr(found, key).double()
+    prompts, of_group = found.prompt.unique(return_inverse=True)
+    sums = torch.zeros(len(prompts), 2, dtype=torch.float64)
+    sums.index_add_(0, of_group, torch.stack([values, torch.ones_like(values)], -1))
+    return dict(zip(prompts.tolist(), sums, strict=True))
 
 
-def _told(own: Mapping[str, Candidates], metric: str, top: int) -> list[str]:
-    means = {name: _mean(found.answer, found.distance) for name, found in own.items()}
-    listed = "; ".join(f"{name} {estimate}" for name, estimate in means.items())
-    least = min(means, key=lambda name: means[name].value)
-    apart = all(means[least].high < estimate.low for name, estimate in means.items() if name != least)
-    said = (
-        f"{least} has the smallest, and its interval overlaps no other."
-        if apart and len(means) > 1
-        else "Intervals overlap, which leaves the order of the models open."
-    )
-    return [
+def _over_tokens(sums: Tensor) -> Tensor:
+    """Means ``(...)`` of sums and counts ``(..., G, 2)`` of groups."""
+    total = sums.sum(-2)
+    return total[..., 0] / total[..., 1]
+
+
+def _mean(by_prompt: Mapping[int, Tensor]) -> Estimate:
+    """The mean over all tokens, with its interval over prompts."""
+    sums = torch.stack(list(by_prompt.values()))
+    drawn = bootstrap(lambda chosen: _over_tokens(sums[chosen]), len(sums))
+    return Estimate(float(_over_tokens(sums)), *(interval(drawn) if len(sums) > 2 else ()))
+
+
+def _difference(found: Candidates, reference: Candidates, key: str) -> Estimate:
+    """The difference of means on the prompts that both have, drawn alike for both."""
+    ours, theirs = _sums(found, key), _sums(reference, key)
+    both = [prompt for prompt in ours if prompt in theirs]
+    if not both:
+        return Estimate(math.nan)
+    one, other = (torch.stack([side[prompt] for prompt in both]) for side in (ours, theirs))
+    drawn = bootstrap(lambda chosen: _over_tokens(one[chosen]) - _over_tokens(other[chosen]), len(both))
+    value = float(_over_tokens(one) - _over_tokens(other))
+    return Estimate(value, *(interval(drawn) if len(both) > 2 else ()))
+
+
+def _told(
+    own: Mapping[str, Candidates],
+    reference: str,
+    differences: Mapping[tuple[str, str], Mapping[str, Estimate]],
+    metric: str,
+    top: int,
+) -> list[str]:
+    listed = "; ".join(f"{name} {_mean(_sums(found, 'distance'))}" for name, found in own.items())
+    told = [
         f"At every token of each model's own held-out responses, the mean {metric} distance between its {top} "
-        f"likeliest candidates, in the embeddings of the model that all started from: {listed}. {said}",
+        f"likeliest candidates, in the embeddings of the model that all started from: {listed}.",
         "Smaller is more coherent. Rows on the reference's responses hold the text fixed, so that they show what "
         "training did to the candidates rather than to the text.",
     ]
+    for (text, key), found in differences.items():
+        name = "on own responses" if text == OWN else f"on {reference}'s responses"
+        name = f"weighted by probability, {name}" if key == "weighted" else name
+        sides = {
+            "smaller": [f"{model} {one}" for model, one in found.items() if one.high < 0],
+            "larger": [f"{model} {one}" for model, one in found.items() if one.low > 0],
+        }
+        said = [f"{side} than {reference}: {'; '.join(models)}" for side, models in sides.items() if models]
+        if found:
+            told.append(f"Prompt by prompt, {name}: {'. '.join(said) or f'none can be told from {reference}'}.")
+    prompts = [set(one.prompt.tolist()) for one in own.values()]
+    if any(one != prompts[0] for one in prompts):
+        told.append(
+            "Not all models answered the same prompts, which by itself moves the means; differences are over the "
+            "prompts that both answered."
+        )
+    return told

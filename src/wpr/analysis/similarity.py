@@ -222,7 +222,7 @@ def _verdict(name: str, found: _Correlations, base: _Correlations, base_name: st
     ranked = _difference(found, base, "spearman")
     told = f"{name} {_side(difference)} {base_name} here: the difference is {difference}."
     if _side(ranked) != _side(difference):
-        told += f" Not so by ranks (Spearman's), where it {_side(ranked)} {base_name}: {ranked}."
+        told += f" By ranks (Spearman's) it {_side(ranked)} {base_name}: {ranked}."
     return told
 
 

@@ -121,17 +121,22 @@ class Subject:
     def settings(self, **more: Any) -> dict[str, Any]:
         """What a finding is said to be made with."""
         made = {"run": self.run.path.resolve().name, "device": str(self.run.device), "limit": self.limit, **more}
-        return made if self.temperature is None else made | {"drawn": self.drawn.sampling()}
+        if self.temperature is None:
+            return made
+        return made | {"temperature": self.temperature, "drawn": self.drawn.sampling()}
 
 
 def at_temperature(finding: Finding, drawn: DrawnResponses) -> Finding:
     """The finding as one on responses that `wpr generate` drew, under a name of its own."""
     at = f"{drawn.temperature:g}"
     told = [f"The responses are those of generations/*-t{at}.jsonl, which `wpr generate` draws at temperature {at}."]
-    ways = drawn.sampling()
-    if len({json.dumps(way, sort_keys=True) for way in ways.values()}) > 1:
-        listed = "; ".join(f"{name} {json.dumps(way)}" for name, way in ways.items())
+    ways = {name: json.dumps(way, sort_keys=True) for name, way in drawn.sampling().items() if way is not None}
+    if len(set(ways.values())) > 1:
+        listed = "; ".join(f"{name} {way}" for name, way in ways.items())
         told.append(f"They were not all drawn alike ({listed}): differences may be those of sampling.")
+    silent = [name for name in drawn.sampling() if name not in ways]
+    if silent:
+        told.append(f"How they were drawn is not told by the files of {', '.join(silent)}.")
     return replace(noted(finding, *told), name=f"{finding.name}-t{at}", title=f"{finding.title}, temperature {at}")
 
 
@@ -171,8 +176,9 @@ def similarity(
     from wpr.analysis.similarity import Pair, similarity_finding
 
     policies = subject.chosen
-    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)}
-              for policy in policies if subject.answers(policy, BEFORE)}  # fmt: skip
+    for policy in policies:
+        subject.answers(policy, BEFORE)  # an error now rather than after all penalties
+    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)} for policy in policies}
     try:
         reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
     except ValueError as error:
@@ -244,28 +250,25 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
 
     def measure(model: Any, answers: list[Any]) -> Candidates:
         parts = []
+        numbers = torch.tensor([answer.number for answer in answers], device=subject.run.device)
         for part in positions(model, model, answers, batch_size=subject.batch_size):
-            parts.append((part.answer, *candidate_distances(part.policy, embeddings, distance, top)))
+            parts.append((numbers[part.answer], *candidate_distances(part.policy, embeddings, distance, top)))
         return Candidates(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
 
     subject.say(f"candidates of {REFERENCE}")
     own = {REFERENCE: measure(reference, start)}
-    shared, uneven = dict(own), False
+    shared = dict(own)
     for policy in policies:
         subject.say(f"candidates of {policy}")
         model = subject.run.load(policy)
-        answers = subject.answers(policy)
-        uneven |= {answer.number for answer in answers} != {answer.number for answer in start}
-        own[policy], shared[policy] = measure(model, answers), measure(model, start)
+        own[policy], shared[policy] = measure(model, subject.answers(policy)), measure(model, start)
     finding = coherence_finding(own, shared, metric, top, subject.settings())
-    if uneven:
-        finding = noted(finding, "Rows on own responses are not all over the same prompts, which by itself moves them.")
     data = (
-        {"model": name, "text": text, "answer": answer, "distance": _short(plain), "weighted": _short(weighted)}
+        {"model": name, "text": text, "number": number, "distance": _short(plain), "weighted": _short(weighted)}
         for text, group in (("own", own), ("reference", shared))
         for name, found in group.items()
-        for answer, plain, weighted in zip(
-            found.answer.tolist(), found.distance.tolist(), found.weighted.tolist(), strict=True
+        for number, plain, weighted in zip(
+            found.prompt.tolist(), found.distance.tolist(), found.weighted.tolist(), strict=True
         )
     )
     return finding, data

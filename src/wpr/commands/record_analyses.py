@@ -10,6 +10,7 @@ from typing import Any
 
 from wpr.commands.analyses import Found, Subject, UnavailableError
 from wpr.findings import found_in, slug
+from wpr.pipeline.errors import OptionError
 from wpr.pipeline.finished_run import REFERENCE, FinishedRun
 
 
@@ -75,6 +76,8 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
     """Win rates at each temperature that `wpr generate` drew responses at, by scores or (``judged``) by judges."""
     from wpr.analysis.temperature import by_judges, by_scores, temperature_finding
 
+    if gold and judged:
+        raise OptionError("--gold and --judged name two judges; ask for one at a time")
     data: list[dict[str, Any]] = []
     try:
         if judged:
@@ -90,7 +93,7 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
     except ValueError as error:
         raise UnavailableError(str(error)) from None
     finding = temperature_finding(comparisons, against, subject.settings())
-    # Several judges, and several models to compare with, stand beside each other.
+    # Scores, gold scores and judges stand beside each other, and so do the models that others are compared with.
     parts = ["judged" if judged else "gold" if gold else "", "" if against == REFERENCE else f"over-{against}"]
     name = slug("-".join(["temperature", *filter(None, parts)]))
     title = finding.title + (", by judges" if judged else ", by the gold scorer" if gold else "")

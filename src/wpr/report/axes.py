@@ -153,7 +153,8 @@ class Area:
 
     def _cut_names(self) -> list[tuple[float, str]]:
         """Names with their places, none so long that it would leave the drawing; of very many, evenly spaced ones. A
-        name loses its middle: policies of a sweep begin alike and differ in the end.
+        name loses its middle: policies of a sweep begin alike and most of them differ in the end. If two come out alike
+        all have their place before them.
         """
         places = self.x.ticks()
         kept = places[:: math.ceil(len(places) * LINE / (self.right - self.left))]
@@ -163,6 +164,8 @@ class Area:
             most = min(LONGEST, int(x / (CHARACTER * math.cos(math.radians(SLANT)))))
             head = (most - 1) // 3
             cut.append((place, text if len(text) <= most else f"{text[:head]}…{text[len(text) - most + head + 1 :]}"))
+        if len({text for _, text in cut}) < len(cut):
+            return [(place, f"{int(place) + 1}: {text[3:]}") for place, text in cut]
         return cut
 
     def _room(self, ticks: Sequence[tuple[float, str]]) -> float:

@@ -15,7 +15,7 @@ TABLE_ROWS = 12
 """Longer tables are folded."""
 
 DIGITS = 4
-"""Of a finding's numbers, as in the terminal: some of them lie close to each other."""
+"""Of a finding's numbers, some of which lie close to each other; elsewhere the page has three."""
 
 EMPTY = (
     "There are none yet: `wpr analyze all RUN` looks into a run, `wpr generate` and `wpr judge` compare responses; "

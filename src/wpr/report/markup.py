@@ -64,7 +64,9 @@ def script_data(identifier: str, data: Any) -> Markup:
 
 
 def shown(value: float | str | None, digits: int = 3) -> str:
-    """A number to read: so many digits, whole numbers in full, a real minus sign; what is none is a dash."""
+    """A number to read: so many digits (one fewer before an exponent), whole numbers in full, a real minus sign; what
+    is none is a dash.
+    """
     if value is None:
         return DASH
     if isinstance(value, str):
@@ -73,9 +75,9 @@ def shown(value: float | str | None, digits: int = 3) -> str:
         return "not a number" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
     text = f"{value:.0f}" if 1000 <= abs(value) < 1e9 or value == int(value) else f"{value:.{digits}g}"
     if abs(value) >= 1e9 or "e" in text:
-        text = f"{value:.2e}"
+        text = f"{value:.{digits}e}"
         leading, _, power = text.partition("e")
-        text = f"{float(leading):.2g}e{int(power)}"
+        text = f"{float(leading):.{digits - 1}g}e{int(power)}"
     return text.replace("-", MINUS)
 
 
