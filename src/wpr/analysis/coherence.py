@@ -7,7 +7,7 @@ embeddings:
     weighted = sum_{i<j} p_i p_j D_ij / sum_{i<j} p_i p_j                  by how probable the two are
 
 Both are averaged over all tokens. Models are compared prompt by prompt: what a prompt does to all of them is no
-difference between them, so that intervals of differences are narrower than those of the means.
+difference between them, and does not widen the intervals of differences.
 
 Smaller is more coherent. The first counts candidates of no probability as much as the likeliest; where a model is sure,
 nine of ten are of that kind.
@@ -83,14 +83,16 @@ def coherence_finding(
     reference = next(iter(own))
     rows: list[list[Cell]] = []
     series = []
+    means: dict[tuple[str, str, str], Estimate] = {}
     differences: dict[tuple[str, str], dict[str, Estimate]] = {}
     for text, group in ((OWN, own), (SHARED, shared)):
-        means = {(model, key): _mean(_sums(found, key)) for model, found in group.items() for key in MEASURES}
+        sums = {(model, key): _sums(found, key) for model, found in group.items() for key in MEASURES}
+        means |= {(text, *which): _mean(found) for which, found in sums.items()}
         for key in MEASURES:
-            differences[text, key] = {model: _difference(found, group[reference], key)
-                                      for model, found in group.items() if model != reference}  # fmt: skip
+            differences[text, key] = {model: _difference(sums[model, key], sums[reference, key])
+                                      for model in group if model != reference}  # fmt: skip
         for model, found in group.items():
-            cells = [means[model, key] for key in MEASURES]
+            cells = [means[text, model, key] for key in MEASURES]
             over = [differences[text, key].get(model) for key in MEASURES]
             rows.append(
                 [
@@ -99,13 +101,13 @@ def coherence_finding(
                     *(end for one in over for end in ((one.value, one.low, one.high) if one else (None, None, None))),
                 ]
             )  # fmt: skip
-        plain = [means[model, "distance"] for model in group]
+        plain = [means[text, model, "distance"] for model in group]
         ends = [one.low for one in plain], [one.high for one in plain]
         series.append(Series(text, list(group), [one.value for one in plain], *ends))
     return Finding(
         name="coherence",
         title=f"Coherence of the {top} likeliest candidates",
-        text=_told(own, reference, differences, metric, top),
+        text=_told(own, {name: means[OWN, name, "distance"] for name in own}, differences, metric, top),
         columns=[column.format(reference=reference) for column in COLUMNS],
         rows=rows,
         figures=[
@@ -140,9 +142,8 @@ def _mean(by_prompt: Mapping[int, Tensor]) -> Estimate:
     return Estimate(float(_over_tokens(sums)), *(interval(drawn) if len(sums) > 2 else ()))
 
 
-def _difference(found: Candidates, reference: Candidates, key: str) -> Estimate:
+def _difference(ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor]) -> Estimate:
     """The difference of means on the prompts that both have, drawn alike for both."""
-    ours, theirs = _sums(found, key), _sums(reference, key)
     both = [prompt for prompt in ours if prompt in theirs]
     if not both:
         return Estimate(math.nan)
@@ -154,12 +155,13 @@ def _difference(found: Candidates, reference: Candidates, key: str) -> Estimate:
 
 def _told(
     own: Mapping[str, Candidates],
-    reference: str,
+    means: Mapping[str, Estimate],
     differences: Mapping[tuple[str, str], Mapping[str, Estimate]],
     metric: str,
     top: int,
 ) -> list[str]:
-    listed = "; ".join(f"{name} {_mean(_sums(found, 'distance'))}" for name, found in own.items())
+    reference = next(iter(own))
+    listed = "; ".join(f"{name} {mean}" for name, mean in means.items())
     told = [
         f"At every token of each model's own held-out responses, the mean {metric} distance between its {top} "
         f"likeliest candidates, in the embeddings of the model that all started from: {listed}.",

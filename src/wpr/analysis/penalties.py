@@ -40,19 +40,18 @@ def compare_penalties(
     """
     rows: list[list[Cell]] = []
     clouds: list[Series] = []
-    fits: dict[str, LineFit] = {}
     every: list[tuple[Tensor, Tensor, Tensor]] = []
+    responses = 0
     for policy, found in measured.items():
         x, y = betas[0] * found.penalty[first].double(), betas[1] * found.penalty[second].double()
         every.append((x, y, torch.tensor(prompts[policy])[found.answer]))
-        fits[policy] = fit_line(x, y, found.answer)
-        rows.append(_row(policy, len(found.answer.unique()), x, y, fits[policy]))
+        responses += (count := len(found.answer.unique()))
+        rows.append(_row(policy, count, x, y, fit_line(x, y, found.answer)))
         drawn = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).long()
         clouds.append(Series(policy, x[drawn].tolist(), y[drawn].tolist()))
     x, y, prompt = (torch.cat(parts) for parts in zip(*every, strict=True))
     whole = fit_line(x, y, prompt)
     if len(measured) > 1:
-        responses = sum(len(found.answer.unique()) for found in measured.values())
         rows.append(_row("all", responses, x, y, whole))
     ends = [float(x.min()), float(x.max())]
     line = Series(

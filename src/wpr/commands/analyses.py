@@ -44,6 +44,7 @@ class Subject:
     say: Callable[[str], None] = field(default=lambda text: None)
     temperature: float | None = None
     _measured: dict[str, tuple[list[Any], TokenPenalties]] = field(default_factory=dict)
+    _responses: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
     @property
     def chosen(self) -> list[str]:
@@ -53,12 +54,22 @@ class Subject:
         return self.run.choose(self.policies)
 
     def responses(self, policy: str, file: str = AFTER) -> list[Any]:
-        """A policy's responses to held-out prompts (``file`` `BEFORE`: the reference's), empty ones too."""
-        if self.temperature is not None:
-            try:
-                return self.drawn.answers(REFERENCE if file == BEFORE else policy)
-            except RunFolderError as error:
-                raise UnavailableError(str(error)) from None
+        """A policy's responses to held-out prompts (``file`` `BEFORE`: the reference's), empty ones too. They are read
+        once; those that `wpr generate` drew from the reference serve all policies.
+        """
+        drawn = self.temperature is not None
+        of = REFERENCE if drawn and file == BEFORE else policy
+        if (of, file) not in self._responses:
+            self._responses[of, file] = self._drawn_from(of) if drawn else self._measured_by(policy, file)
+        return self._responses[of, file]
+
+    def _drawn_from(self, model: str) -> list[Any]:
+        try:
+            return self.drawn.answers(model)
+        except RunFolderError as error:
+            raise UnavailableError(str(error)) from None
+
+    def _measured_by(self, policy: str, file: str) -> list[Any]:
         if not (self.run.path / "ppo" / policy / file).is_file():
             raise UnavailableError(
                 f"ppo/{policy}/{file} is missing: the run measured no held-out responses (evaluation.prompts)"
