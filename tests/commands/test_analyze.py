@@ -247,6 +247,16 @@ def test_penalties_of_all_policies_have_intervals_over_prompts(trained: Path) ->
     assert (row["slope low"], row["slope high"]) == pytest.approx((expected.slope.low, expected.slope.high))
 
 
+def test_responses_without_a_token_are_refused(here: Here, spoken: Path) -> None:
+    path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
+    header, *rows = map(json.loads, path.read_text().splitlines())
+    empty = [row | {"response": "", "stopped": False, "tokens": 0} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [header, *empty]))
+    error = here("analyze", "penalties", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").error
+    assert "all responses in generations/rkl+beta=0.5-t0.jsonl are empty" in error
+    assert "ppo.min_new_tokens" in error
+
+
 def test_responses_without_a_partner_are_counted(here: Here, spoken: Path) -> None:
     path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
     changed = [json.loads(line) for line in path.read_text().splitlines()]

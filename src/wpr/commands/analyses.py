@@ -80,8 +80,13 @@ class Subject:
         """Those of the first `limit` that have tokens."""
         found = [answer for answer in self.responses(policy, file)[: self.limit] if answer.response_ids]
         if not found:
-            at = "" if self.temperature is None else f" at temperature {self.temperature:g}"
-            raise UnavailableError(f"{REFERENCE if file == BEFORE else policy} has no response{at} with a token in it")
+            model = REFERENCE if file == BEFORE else policy
+            drawn = self.temperature is not None
+            where = f"generations/{model}-t{self.temperature:g}.jsonl" if drawn else f"ppo/{policy}/{file}"
+            raise UnavailableError(
+                f"all responses in {where} are empty, and there is no token to look at; train {model} so that it does "
+                "not end at once (ppo.min_new_tokens), or look at another with --policy"
+            )
         return found
 
     @cached_property
