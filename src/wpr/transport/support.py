@@ -144,6 +144,11 @@ def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -
     # Padding repeats a token of the row, so that excluding it again changes nothing.
     outside = logits.scatter(-1, torch.where(padding, ids[:, :1], ids), -torch.inf)
     leftover = outside.logsumexp(-1, keepdim=True)
+    nothing = leftover.detach() == -torch.inf
+    if leftover.requires_grad and nothing.any():
+        # The derivative of a log-sum-exp over nothing but -inf is 0/0: where a vocabulary mask leaves no token outside,
+        # the leftover mass is a constant.
+        leftover = outside.masked_fill(nothing, 0).logsumexp(-1, keepdim=True).masked_fill(nothing, -torch.inf)
     both = torch.cat([inside, leftover], dim=-1)
     total = both.logsumexp(-1, keepdim=True)
     refuse_rows_without_total(total.squeeze(-1), name, first)
