@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# What `make test` runs: files, folders, or options of pytest; everything if empty.
+TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
@@ -15,7 +17,7 @@ ppo-example: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python examples/ppo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto $(TESTS)
 
 test-slow: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python -m pytest -m slow

@@ -1,5 +1,6 @@
 """One thread a worker: the problems are small, and pytest runs one worker a core."""
 
+import collections
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.needs import REQUIRED, missing
+
 torch.set_num_threads(1)
 
 # Without a GPU the Triton kernels run under its interpreter, which is chosen when Triton is imported: so do it first.
@@ -21,6 +24,26 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=300, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures that may need the same
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for what in mark.args:
+            reason = missing(what)
+            if reason is not None:
+                (pytest.fail if what in REQUIRED else pytest.skip)(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Close with what was skipped for want of what."""
+    reasons = collections.Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture

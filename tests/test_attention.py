@@ -83,7 +83,7 @@ def test_reward_model(asked: list[bool], tmp_path: Path) -> None:
     assert not any(asked)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs("gpu")
 def test_the_gradient_is_finite_where_the_default_s_was_not() -> None:
     """320 tokens of bf16, all scores about -120, and padding on the left."""
     size, tokens = 64, 320

@@ -10,7 +10,7 @@ from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
 from wpr.regularizers.registry import REGULARIZERS
 from wpr.transport.support import truncate
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.needs("gpu")
 
 V = 900
 

@@ -72,10 +72,10 @@ EVERY = [
 ]  # fmt: skip
 
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+GPU = pytest.mark.needs("gpu")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_all_of_them(here: Here, owned: Path, tmp_path: Path, device: str) -> None:
     finished = here.succeeds("analyze", "all", str(owned), "--device", device)
     assert "left out" not in finished.stdout

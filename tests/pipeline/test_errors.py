@@ -210,16 +210,10 @@ def used_by(folder: Path, stage: str) -> int:
 
 def read_only(path: Path) -> tuple[str, ...]:
     """A wrapper under which ``path`` is on a read-only file system: root may write wherever permissions forbid it."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        pytest.skip("there is no bwrap to mount a folder read-only with")
-    wrapper = (bwrap, "--dev-bind", "/", "/", "--ro-bind", str(path), str(path), "--chdir", str(path))
-    tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"bwrap does not work here: {tried.stderr.strip()}")
-    return wrapper
+    return ("bwrap", "--dev-bind", "/", "/", "--ro-bind", str(path), str(path), "--chdir", str(path))
 
 
+@pytest.mark.needs("bubblewrap")
 def test_unwritable_folder(owned: Path) -> None:
     before = content(owned)
     finished = run("run", "tiny", *SMALL, "output=runs/new", cwd=owned, before=read_only(owned))

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.pipeline.command import SMALL, Here, manifest, results, run
 from wpr.recipes.tiny import prepare
-from wpr.rewards.code import isolation
 
 IDS = torch.arange(3, 40).unsqueeze(0)
 TEMPLATE = (
@@ -100,7 +99,7 @@ def test_a_function_beside_the_recipe_then_a_trained_reward_model(here: Here, tm
 # Data.
 
 
-@pytest.mark.skipif(not isolation().available, reason=f"programs cannot be isolated here: {isolation().reason}")
+@pytest.mark.needs("bubblewrap")
 def test_programs_rewarded_by_their_tests(here: Here, model: str, tmp_path: Path) -> None:
     """APPS's format from a file, programs run in the sandbox, pass@1 by difficulty."""
     rows = []

@@ -101,7 +101,7 @@ def zero(stage: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its CPU communication")
+@pytest.mark.needs("a C++ compiler")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> None:
     """Three steps and more, saved in the middle of a rollout, resumed; the same numbers as one process all the way.

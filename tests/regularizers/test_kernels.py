@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.problems import clustered_embeddings
-from tests.transport.kernels import needs_triton
 from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
 from wpr.regularizers.registry import REGULARIZERS
 from wpr.transport import kernels
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -121,7 +120,7 @@ def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest
     assert torch.equal(regularizer(*arguments).penalty, whole)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.needs("two gpus")
 @pytest.mark.parametrize("name", ["wasserstein", "reverse-kl"])
 def test_another_device_than_the_current_one(name: str) -> None:
     """Triton launches on the current device, where the other's memory cannot be reached."""

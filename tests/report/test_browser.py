@@ -1,7 +1,7 @@
 """The report in a real Chromium: no errors, no requests, every section, the token view by mouse and by keyboard.
 
-Needs Debian's `chromium` and the package `playwright` (which then needs no browser of its own). Where one is missing
-the tests are skipped; with WPR_REQUIRE_BROWSER=1 they fail instead. WPR_SCREENSHOTS=FOLDER keeps screenshots.
+Needs Debian's `chromium` and the package `playwright` (which then needs no browser of its own).
+WPR_SCREENSHOTS=FOLDER keeps screenshots.
 """
 
 from __future__ import annotations
@@ -9,37 +9,27 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.needs import CHROMIUM
 from tests.report.reading import SECTIONS
 from tests.report.run_folder import write_run
 from tests.report.some_findings import figures, write_findings
 from tests.report.test_broken_runs import spoil
 from wpr.report import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-REQUIRED = os.environ.get("WPR_REQUIRE_BROWSER") == "1"
+pytestmark = pytest.mark.needs("chromium")
 WIDTHS = {1280: 900, 390: 844}
-
-try:
-    from playwright.sync_api import sync_playwright
-except ImportError:
-    sync_playwright = None
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    missing = "chromium" if CHROMIUM is None else "the package playwright" if sync_playwright is None else None
-    if missing is not None:
-        told = f"{missing} is missing: apt-get install chromium, pip install playwright"
-        if REQUIRED:
-            pytest.fail(told)
-        pytest.skip(told)
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
         # Without a sandbox: tests also run as root, and load nothing but their own file.
         launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

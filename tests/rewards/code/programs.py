@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from wpr.rewards.code import Case, Limits, Problem, isolation
+from wpr.rewards.code import Case, Limits, Problem
 
 # Loops end after a second of processor time, which does not depend on what else the machine does.
 QUICK = Limits(wall_seconds=20.0, cpu_seconds=1.0, output_bytes=100_000, tmp_mb=2)
 
-isolated = pytest.mark.skipif(
-    not isolation().available, reason=f"programs cannot be isolated here: {isolation().reason}"
-)
+isolated = pytest.mark.needs("bubblewrap")
 
 
 def prints(expected: str, given: str = "", tests: int = 1) -> Problem:

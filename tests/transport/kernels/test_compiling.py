@@ -11,7 +11,7 @@ import torch
 from tests.problems import clustered_embeddings
 from wpr import ReverseKL, TokenGeometry, Wasserstein
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.needs("gpu")
 
 V = 900
 

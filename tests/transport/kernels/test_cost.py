@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.problems import clustered_embeddings
-from tests.transport.kernels import needs_triton
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
 from wpr.transport.support import NO_TOKEN
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 
 def supports(positions: int, n: int, vocabulary: int, device: str, seed: int = 0) -> Tensor:

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.transport.kernels import needs_triton
 from wpr.regularizers.f_divergences import FDivergence
 from wpr.regularizers.registry import REGULARIZERS
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 NAMES = [name for name in REGULARIZERS if name != "wasserstein"]
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.problems import clustered_embeddings
-from tests.transport.kernels import needs_triton
 from tests.transport.kernels.memory import rubbish
 from tests.transport.kernels.test_potentials import problems
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.support import NO_TOKEN
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 BEFORE = (float("nan"), 0.25)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.transport.kernels import needs_triton
 from tests.transport.kernels.test_potentials import problems
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 
 @pytest.mark.parametrize(("n", "gaps"), [(4, 0.4), (34, 0.6), (70, 0.8), (130, 0.9)])

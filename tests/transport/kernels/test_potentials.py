@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.problems import batch, distribution, log, points_cost, with_gaps
-from tests.transport.kernels import needs_triton
 from wpr.transport import sinkhorn as slow
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 
 def problems(

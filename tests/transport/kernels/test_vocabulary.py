@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.transport.kernels import needs_triton
 from wpr.transport import support as slow
 
-pytestmark = needs_triton
+pytestmark = pytest.mark.needs("triton")
 
 
 def rows(positions: int, vocabulary: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
