@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,11 +82,20 @@ def test_import_is_light() -> None:
         "safetensors",
     ]
     code = (
-        "import sys, torch; before = set(sys.modules); import wpr; "
+        "import sys, torch; before = set(sys.modules); import wpr; wpr.Wasserstein; wpr.TokenGeometry; "
         f"print([m for m in {heavy} if m in set(sys.modules) - before])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_torch_starts_after_the_commands_setting() -> None:
+    """How threads wait is decided when torch is loaded; whoever set it otherwise keeps that."""
+    code = "import os, sys, wpr.cli; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, used in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+        out = subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
+        assert out.stdout.split() == ["False", used]
 
 
 def test_public_names() -> None:

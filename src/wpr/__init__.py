@@ -1,26 +1,26 @@
 """Align language models while keeping them close in meaning to a reference model."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from wpr.regularizers import (
-    Alpha,
-    ChiSquared,
-    ForwardKL,
-    JensenShannon,
-    Regularizer,
-    RegularizerOutput,
-    ReverseKL,
-    SquaredHellinger,
-    TotalVariation,
-    Wasserstein,
-    make_regularizer,
-)
-from wpr.transport.geometry import TokenGeometry, token_frequencies
-from wpr.transport.geometry_file import GeometryFileError
 
 if TYPE_CHECKING:
     from wpr.hidden_penalties import from_hidden
     from wpr.ppo import PPOConfig, PPOTrainer
+    from wpr.regularizers import (
+        Alpha,
+        ChiSquared,
+        ForwardKL,
+        JensenShannon,
+        Regularizer,
+        RegularizerOutput,
+        ReverseKL,
+        SquaredHellinger,
+        TotalVariation,
+        Wasserstein,
+        make_regularizer,
+    )
+    from wpr.transport.geometry import TokenGeometry, token_frequencies
+    from wpr.transport.geometry_file import GeometryFileError
 
 __version__ = "0.1.0"
 
@@ -44,15 +44,25 @@ __all__ = [
     "token_frequencies",
 ]
 
+_ELSEWHERE = {
+    "GeometryFileError": "wpr.transport.geometry_file",
+    "PPOConfig": "wpr.ppo",
+    "PPOTrainer": "wpr.ppo",
+    "TokenGeometry": "wpr.transport.geometry",
+    "from_hidden": "wpr.hidden_penalties",
+    "token_frequencies": "wpr.transport.geometry",
+}
+"""Where names come from that are none of `wpr.regularizers`."""
+
 
 def __getattr__(name: str) -> Any:
-    """The trainer needs transformers, and is imported when it is asked for."""
-    if name in ("PPOConfig", "PPOTrainer"):
-        import wpr.ppo
+    """Imported when asked for: the trainer needs transformers, and `wpr.cli` has a say before torch starts."""
+    if name not in __all__:
+        raise AttributeError(f"module 'wpr' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "wpr.regularizers")), name)
+    globals()[name] = value
+    return value
 
-        return getattr(wpr.ppo, name)
-    if name == "from_hidden":
-        from wpr.hidden_penalties import from_hidden
 
-        return from_hidden
-    raise AttributeError(f"module 'wpr' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

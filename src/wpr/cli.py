@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+# Read when torch is loaded. Threads that wait for each other by spinning take the processor from those that they wait
+# for as soon as the machine has other work: the semantic penalty then took ten times as long, and three times so.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import typer
 from rich.console import Console
 from rich.table import Table

@@ -1,0 +1,81 @@
+"""How much longer each stage of the quickstart takes on a machine with other work, by how waiting threads wait.
+
+    python -m benchmarks.busy_machine [--busy 2] [--steps 4] [--policies active passive] [overrides ...]
+
+OMP_WAIT_POLICY=active lets them spin, which was libgomp's default as far as `wpr` was concerned; passive lets them
+sleep, which is what the command sets. Each runs the recipe alone and beside ``--busy`` processes that only count; all
+of the results, times aside, must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SHORT = ["prepare.options.openings=400", "evaluation.prompts=48"]
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that keep a core each busy."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def stages(policy: str, busy: int, overrides: list[str]) -> dict[str, Any]:
+    """The finished stages of a run, from its manifest."""
+    with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
+        command = [sys.executable, "-m", "wpr", "run", "quickstart", f"output={folder}/run", *overrides]
+        done = subprocess.run(command, env={**os.environ, "OMP_WAIT_POLICY": policy}, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(Path(folder, "run", "manifest.json").read_text())["stages"]
+        return found
+
+
+def results(found: dict[str, Any]) -> dict[str, Any]:
+    """What a run found, without how long it took."""
+    return json.loads(
+        json.dumps({name: stage.get("results") for name, stage in found.items()}),
+        object_hook=lambda entry: {key: value for key, value in entry.items() if "second" not in key},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--busy", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--policies", nargs="+", default=["active", "passive"])
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    overrides = [*SHORT, f"ppo.max_steps={options.steps}", *options.overrides]
+    print(f"{os.cpu_count()} cores, {options.busy} busy processes; seconds\n")
+    print(f"| wait policy | stage | alone | beside {options.busy} | ratio |\n|---|---|---|---|---|")
+    first: dict[str, Any] | None = None
+    for policy in options.policies:
+        alone, beside = (stages(policy, busy, overrides) for busy in (0, options.busy))
+        for name in alone:
+            times = [found[name]["seconds"] for found in (alone, beside)]
+            print(f"| {policy} | {name} | {times[0]:.1f} | {times[1]:.1f} | {times[1] / times[0]:.2f} |", flush=True)
+        for found in (alone, beside):
+            first = first or results(found)
+            if results(found) != first:
+                raise SystemExit("the results differ")
+    print("\nAll results are the same.")
+
+
+if __name__ == "__main__":
+    main()
