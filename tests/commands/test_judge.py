@@ -5,18 +5,29 @@ exposed.
 from __future__ import annotations
 
 import csv
+import json
 import re
 import signal
 import subprocess
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.asked import KEY, better_response, choice_by_quality, lines_of, response_files, written
+from tests.evaluation.judging.asked import (
+    AWKWARD,
+    KEY,
+    better_response,
+    choice_by_quality,
+    lines_of,
+    response_files,
+    written,
+)
+from tests.evaluation.judging.leaks import FORMS, reveals
 from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, cut_before_answering, error, raw, reply
 from tests.pipeline.command import Finished, Here, start
 from wpr.evaluation.judging.answer_cache import AnswerCache, key_of
@@ -187,6 +198,39 @@ def test_a_traceback_does_not_show_the_key(here: Here, tmp_path: Path) -> None:
     printed = "".join(traceback.format_exception(caught.value))
     assert "HTTP 403: wrong key Bearer [key removed]" in printed
     assert KEY not in printed + everything_in(tmp_path)
+
+
+@pytest.mark.parametrize("write", FORMS.values(), ids=FORMS.keys())
+def test_a_key_that_a_server_gives_away_is_in_no_file_and_not_printed(
+    here: Here, tmp_path: Path, write: Callable[[str], str]
+) -> None:
+    """In why an answer ended, in a choice, in an error, in a header, whatever its form."""
+    here.monkeypatch.setenv("OPENAI_API_KEY", AWKWARD)
+    files = response_files(tmp_path, 6)
+    told = write(AWKWARD)
+    fine = json.dumps({"comparison": told, "choice": "A"})
+    message = {"message": {"content": fine}, "finish_reason": told}
+    behaviours = [
+        reply(None, choices=[message]),
+        reply(f'{{"comparison": "", "choice": "{told}"}}'),
+        reply(json.dumps({"comparison": "", "choice": told})),
+        error(400, told),
+        error(500, told),
+        raw(b"{}", headers={"x-request-id": told.replace("\0", "")}),
+    ]
+
+    def behave(request: Request) -> Behaviour:
+        return behaviours[int(request.body["messages"][0]["content"].split("prompt ")[1].split("?")[0])]
+
+    with ChatServer(behave) as server:
+        finished = here(*command(files, server, tmp_path / "out", "--all", "--attempts", "1"))
+    rows = lines_of(tmp_path / "out" / "data.jsonl")
+    assert sorted(row["status"] for row in rows) in (
+        ["failed"] * 3 + ["read"] + ["unreadable"] * 2,
+        ["failed"] * 3 + ["unreadable"] * 3,  # where all of the first text had to go
+    )
+    for text in (finished.stdout, finished.stderr, everything_in(tmp_path / "out")):
+        assert reveals(text, AWKWARD) == []
 
 
 # Kills and interruptions, in processes of their own.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.evaluation.judging.nasty import LIMIT, SIZE, seconds
 from tests.pipeline.command import start
 from wpr.recipes import quickstart, quickstart_gold
 from wpr.recipes.quickstart_gold import gold_scores, log_likelihoods, missing, repeated, sentences, sentiment
@@ -53,6 +57,17 @@ def test_missing_sentences() -> None:
     texts = {"": 2, "She ran": 2, "She ran.": 1, "She ran. She": 1, 'She ran. "Oh!"': 0, "... !": 2, "A. B. C.": 0}
     assert {text: missing(text) for text in texts} == texts
     assert gold_scores([], []) == []
+
+
+@given(st.text("ab .!?\"'\n", max_size=20))
+def test_whole_sentences_are_counted_as_by_an_expression(text: str) -> None:
+    """Which tries every letter with every end: it is slow where there is no end."""
+    whole = sum(bool(re.search(r"\w.*[.!?][\"']?$", part)) for part in sentences(text))
+    assert missing(text) == max(0, quickstart_gold.SENTENCES - whole)
+
+
+def test_a_response_without_an_end_does_not_take_long() -> None:
+    assert seconds(missing, "a" * SIZE) < LIMIT
 
 
 def test_scores_do_not_depend_on_batch_mates() -> None:

@@ -56,8 +56,13 @@ def fluency(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 def missing(text: str) -> int:
     """How many whole sentences are lacking."""
-    whole = sum(bool(re.search(rf"\w.*{ENDING}", part)) for part in sentences(text))
+    whole = sum(_ends_whole(part) for part in sentences(text))
     return max(0, SENTENCES - whole)
+
+
+def _ends_whole(sentence: str) -> bool:
+    """Whether its last line has a letter and ends as a sentence does."""
+    return bool(re.search(ENDING, sentence) and re.search(r"\w", sentence.rpartition("\n")[2]))
 
 
 def repeated(text: str) -> float:

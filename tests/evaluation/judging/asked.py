@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.evaluation.judging.misbehaving import Behaviour, Request, reply
-from wpr.evaluation.judging.questions import Limits, Question
+from wpr.evaluation.judging.questions import Limits, Question, UnreadableError
 from wpr.evaluation.judging.verdicts import LETTER, read_letter
 
 KEY = "sk-test-4f9c1b7e0d2a8c3f/5+6=7"
-"""A key with characters that JSON, URLs and base64 write differently."""
+"""A key with characters that JSON and URLs write differently,"""
+
+AWKWARD = 'sk?>4f~"9c\\1b7e/0d+2a=8c3f??>>'
+"""and one that the two alphabets of base64 write differently, too, and JSON even more."""
 
 QUICK = Limits(first_wait=0.01, timeout=10)
 """Everything as by default, but for shorter waits."""
@@ -62,3 +66,11 @@ def written(choice: str, request: Request) -> str:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def outcome(read: Callable[[str], Any], text: str) -> Any:
+    """What is read, or why it is not."""
+    try:
+        return read(text)
+    except UnreadableError as error:
+        return str(error)

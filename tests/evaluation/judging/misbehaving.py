@@ -73,6 +73,16 @@ def error(status: int, message: str = "no", headers: dict[str, str] | None = Non
     return raw(json.dumps({"error": {"message": message, **more}}).encode(), status, headers)
 
 
+def plain(answer: bytes) -> Behaviour:
+    """These bytes, whatever they are, and the end of the connection."""
+
+    def act(handler: _Handler) -> None:
+        handler.close_connection = True
+        handler.wfile.write(answer)
+
+    return act
+
+
 def cut_before_answering(handler: _Handler) -> None:
     """Close the connection instead of an answer."""
     handler.close_connection = True

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from time import time
@@ -22,13 +23,17 @@ from tests.evaluation.judging.misbehaving import (
     cut_in_the_middle,
     endless,
     error,
+    plain,
     raw,
     reply,
     slow,
 )
+from tests.evaluation.judging.nasty import ANSWERS, seconds
 from wpr.evaluation.judging.asking import Asked, ask_all, pending
-from wpr.evaluation.judging.questions import JudgingError, Limits
+from wpr.evaluation.judging.questions import JudgingError, Limits, Question
 from wpr.evaluation.judging.server import ServerJudge
+from wpr.evaluation.judging.verdicts import read_object
+from wpr.evaluation.mt_bench.rubric import read_rating
 
 
 def ask(server: ChatServer, count: int, cache: Path, limits: Limits = QUICK) -> Asked:
@@ -62,7 +67,26 @@ ONCE_BAD: dict[str, Behaviour] = {
     "huge": raw(b'"' + b"x" * 3_000_000 + b'"'),
     "huge error": raw(b"x" * 3_000_000, 500),
     "endless": endless,
-}
+    "a header that is not ASCII": raw(completion("A"), headers={"x-place": "Zürich"}),
+    "a header's name that is not ASCII": plain(b"HTTP/1.1 200 OK\r\nx-\xff: 1\r\ncontent-length: 0\r\n\r\n"),
+    "a content type that is not ASCII": raw(completion("A"), headers={"content-type": "application/jsön"}),
+    "a cookie that is not ASCII": raw(completion("A"), headers={"set-cookie": "place=Zürich; Path=/"}),
+    "a status line that is not ASCII": plain(b"HTTP/1.1 2\xff0 OK\r\n\r\n"),
+    "a wait that is not ASCII": error(503, headers={"retry-after": "é"}),
+    "no HTTP": plain(b"\x00\xff\r\n\r\n"),
+    "not what it was compressed by": raw(completion("A"), headers={"content-encoding": "gzip"}),
+    "compressed time and again": raw(completion("A"), headers={"content-encoding": "gzip, " * 5000}),
+    "a location that is none": error(503, headers={"location": "http://[::1/\x00"}),
+    "a number that is too long": raw(b'{"choices": ' + b"9" * 100_000 + b"}"),
+    "nested too deeply": raw(b'{"choices": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    "an error nested too deeply": raw(b'{"error": {"code": ' + b"[" * 5000 + b"]" * 5000 + b"}}", 500),
+    "more brackets than are read": raw(b"[" + b"[]," * 500_000 + b"1]"),
+    **{
+        f"charset {name}": raw(completion("A"), headers={"content-type": f"application/json; charset={name}"})
+        for name in ("zlib", "bz2", "hex", "idna", "rot13", "base64", "uu", "quopri", "punycode", "undefined",
+                     "nonsense", "unicode_escape", '"zlib"', "a" * 10_000)
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("behaviour", ONCE_BAD.values(), ids=ONCE_BAD.keys())
@@ -91,6 +115,11 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(cache: Path) -> None:
         (raw(b"{"), "the answer is not JSON: '{' (attempt 3 of 3)"),
         (cut_before_answering, "RemoteProtocolError: Server disconnected"),
         (endless, "HTTP 200 with a body of more than 2,000,000 bytes, which was not read further (attempt 3 of 3)"),
+        (
+            ONCE_BAD["a header that is not ASCII"],
+            "HTTP 200 with a header that is not ASCII: 'x-place' (attempt 3 of 3)",
+        ),
+        (ONCE_BAD["charset zlib"], "HTTP 200 in the charset 'zlib', which is none of utf-8, utf8, us-ascii"),
     ],
 )
 def test_what_fails_always_is_recorded_and_alone_asked_for_again(
@@ -189,6 +218,71 @@ def test_a_pause_that_the_server_asks_for_holds_for_everyone(cache: Path) -> Non
         asked = ask(server, 6, cache, Limits(concurrency=1, first_wait=0.01, requests_per_minute=60_000))
     assert asked.count("read") == 6
     assert times[1] - times[0] >= 0.99
+
+
+@pytest.mark.parametrize(
+    "charset",
+    ["utf-8", "UTF-8", "utf8", '"utf-8"', "utf-8; x=y", "", "utf-8, application/json; charset=utf-8"],
+)
+def test_charsets_of_json_are_read(charset: str, cache: Path) -> None:
+    named = {"content-type": f"application/json; charset={charset}"}
+    body = completion("é", id="ü").replace(b"\\u00e9", "é".encode())
+    with ChatServer(lambda request: raw(body, headers=named)) as server:
+        asked = ask(server, 1, cache)
+    assert asked.answers["q0"].replies[0].text == "é"
+    assert asked.accounts.retried == 0
+
+
+def test_other_charsets_of_text_are_read(cache: Path) -> None:
+    named = {"content-type": "application/json; charset=ISO-8859-1"}
+    body = completion("é").replace(b"\\u00e9", b"\xe9")
+    with ChatServer(lambda request: raw(body, headers=named)) as server:
+        assert ask(server, 1, cache).answers["q0"].replies[0].text == "é"
+
+
+@pytest.mark.parametrize("headers", [{"x-place": "Zürich"}, {"content-type": "text/html; charset=zlib"}])
+def test_a_refusal_stays_one_whatever_its_headers_are(headers: dict[str, str], cache: Path) -> None:
+    refusal = error(401, "not for you", headers=headers)
+    with ChatServer(lambda request: refusal) as server, pytest.raises(JudgingError, match="HTTP 401: not for you"):
+        ask(server, 1, cache)
+
+
+def test_cookies_are_not_taken(cache: Path) -> None:
+    given = raw(completion("A"), headers={"set-cookie": "name=value; Path=/"})
+    with ChatServer(lambda request: given) as server:
+        ask(server, 3, cache, Limits(concurrency=1))
+    assert ["cookie" in request.headers for request in server.requests] == [False] * 3
+
+
+def test_numbers_of_tokens_that_are_none_are_not_counted(cache: Path) -> None:
+    """The sum of two that are as long as Python reads would be longer than it writes."""
+    usage = {"prompt_tokens": int("9" * 4300), "completion_tokens": -1}
+    with ChatServer(lambda request: reply("A", usage=usage)) as server:
+        asked = ask(server, 3, cache)
+    assert (asked.accounts.prompt_tokens, asked.accounts.completion_tokens) == (0, 0)
+    assert "999999" not in cache.read_text()
+
+
+HELD_UP = ["an open fence and line ends", "an open fence and spaces", "many keys", "an open rating and spaces"]
+
+
+@pytest.mark.parametrize("name", HELD_UP)
+@pytest.mark.parametrize("read", [read_object, read_rating])
+def test_a_long_answer_does_not_hold_up_the_others(read: Callable[[str], object], name: str, cache: Path) -> None:
+    """Neither when it comes nor when it is met again in the cache."""
+    asked = [Question(one, ({"role": "user", "content": one},), {}, read, "?") for one in ("bad", "good")]
+    good = {"read_object": '{"comparison": "", "choice": "A"}', "read_rating": "[[7]]"}[read.__name__]
+
+    def behave(request: Request) -> Behaviour:
+        # Line ends take two bytes in JSON, and no more than two million are read.
+        return reply(good if request.body["messages"][0]["content"] == "good" else ANSWERS[name][:900_000])
+
+    with ChatServer(behave) as server:
+        judge = ServerJudge("test", server.address)
+        found = []
+        seconds(lambda text: found.append(ask_all(judge, asked, cache, Limits(attempts=1))), "")
+    read_each_time = [[answer.status for answer in one.answers.values()] for one in found]
+    assert read_each_time == [["unreadable", "read"]] * 3
 
 
 # Reading and repairing.

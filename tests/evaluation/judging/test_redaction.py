@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import traceback
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.evaluation.judging.asked import KEY
+from tests.evaluation.judging.asked import AWKWARD, KEY
+from tests.evaluation.judging.leaks import FORMS, reveals
+from tests.evaluation.judging.nasty import ANSWERS, LIMIT, SIZE, seconds
 from wpr.evaluation.judging.questions import JudgingSettingsError
 from wpr.evaluation.judging.redaction import REMOVED, Secret, checked_address, is_here, shown
 
 
-@pytest.mark.parametrize(
-    "form",
-    [KEY, json.dumps(KEY), json.dumps(KEY).replace("/", "\\/"), quote(KEY, safe=""), f"Bearer {KEY}",
-     base64.b64encode(KEY.encode()).decode()],
-)  # fmt: skip
-def test_a_key_is_removed_in_every_form(form: str) -> None:
-    secret = Secret(KEY)
-    left = secret.remove_from(f"before {form} after")
+@pytest.mark.parametrize("key", [KEY, AWKWARD])
+@pytest.mark.parametrize("write", FORMS.values(), ids=FORMS.keys())
+def test_a_key_is_removed_in_every_form(write: Callable[[str], str], key: str) -> None:
+    text = f"before {write(key)} after"
+    assert reveals(text.replace("\0", ""), key) != []
+    left = Secret(key).remove_from(text)
     assert REMOVED in left
-    assert KEY[8:] not in left
-    assert base64.b64encode(KEY.encode()).decode().rstrip("=") not in left
+    assert reveals(left, key) == []
+    assert reveals(shown(text, Secret(key)), key) == []
+
+
+def test_only_the_key_is_removed_where_it_can_be_seen() -> None:
+    for key in (KEY, AWKWARD):
+        for form in (key, json.dumps(key)[1:-1], quote(key, safe=""), key.encode().hex()):
+            assert Secret(key).remove_from(f"100% {form}, \\alpha") == f"100% {REMOVED}, \\alpha"
+
+
+WAYS = ["{}", "\\u{:04x}", "\\u{:04X}", "\\\\u{:04x}", "%{:02x}", "%25{:02X}", "\\u0025{:02x}"]
+
+
+@given(st.lists(st.sampled_from(WAYS), min_size=len(KEY), max_size=len(KEY)))
+def test_whatever_letters_are_escaped(ways: list[str]) -> None:
+    form = "".join(letter if way == "{}" else way.format(ord(letter)) for way, letter in zip(ways, KEY, strict=True))
+    assert Secret(KEY).remove_from(f"before {form} after") in (REMOVED, f"before {REMOVED} after")
+
+
+@given(st.text() | st.text("\\u0073%25x{}[]\"'ab \n"))
+def test_texts_without_the_key_stay(text: str) -> None:
+    assert Secret(KEY).remove_from(text) == text
+
+
+def test_escapes_without_end_are_not_kept() -> None:
+    hidden = KEY[1:]
+    for _ in range(20):
+        hidden = quote("%73" + hidden)
+    assert Secret(KEY).remove_from(hidden) == REMOVED
+
+
+@pytest.mark.parametrize("text", [*ANSWERS.values(), (KEY[:-1] * 40_000)[:SIZE]], ids=[*ANSWERS, "the key but its end"])
+def test_a_megabyte_does_not_take_long(text: str) -> None:
+    secret = Secret(KEY)
+    assert seconds(lambda text: shown(text, secret), text) < LIMIT
 
 
 def test_a_secret_does_not_show_itself() -> None:

@@ -2,60 +2,151 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.asked import KEY, QUICK, questions
-from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, error, raw, reply
+from tests.evaluation.judging.asked import AWKWARD, QUICK, questions
+from tests.evaluation.judging.leaks import FORMS, reveals
+from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, completion, error, plain, raw, reply
+from tests.evaluation.judging.nasty import ANSWERS, LIMIT, seconds
 from wpr.evaluation.judging.asking import ask_all
-from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError
-from wpr.evaluation.judging.redaction import REMOVED
-from wpr.evaluation.judging.server import ServerJudge
+from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError, Limits, PassingError, Question
+from wpr.evaluation.judging.redaction import REMOVED, Secret
+from wpr.evaluation.judging.server import ServerJudge, read_reply
+from wpr.evaluation.judging.verdicts import read_letter, read_object
+from wpr.evaluation.mt_bench.rubric import read_rating
 
 
-def echo(request: Request) -> str:
-    """The Authorization header, in several forms."""
-    key = request.headers["authorization"]
-    return f"you sent {key}, {json.dumps(key)}, {base64.b64encode(KEY.encode()).decode()}"
+def choices(text: str, **more: Any) -> Behaviour:
+    return reply(None, choices=[{"message": {"content": text}, **more}])
 
 
-ECHOES = {
-    "in an error that stops": lambda request: error(401, echo(request)),
-    "in an error that passes": lambda request: error(500, echo(request)),
-    "in a refusal": lambda request: error(400, echo(request)),
-    "in a page": lambda request: raw(echo(request).encode(), 500, {"content-type": "text/html"}),
-    "in an answer": lambda request: reply(echo(request)),
-    "in broken JSON": lambda request: raw(b"{" + echo(request).encode()),
-    "in another form": lambda request: raw(json.dumps({"detail": [{"msg": echo(request)}]}).encode(), 500),
-    "in a redirect": lambda request: error(307, echo(request), headers={"location": "http://127.0.0.1:9/" + KEY}),
+def escaped(text: str) -> bytes:
+    """A text as JSON, every letter escaped."""
+    return b'"' + "".join(f"\\u{ord(letter):04x}" for letter in text).encode() + b'"'
+
+
+def head(line: str, *headers: str) -> Behaviour:
+    """An answer with this status line and headers, and a body that is fine."""
+    body = completion("A")
+    lines = [f"HTTP/1.1 {line}", f"content-length: {len(body)}", *headers, "", ""]
+    return plain("\r\n".join(lines).encode() + body)
+
+
+ECHOES: dict[str, Callable[[str], Behaviour]] = {
+    "in an error that stops": lambda told: error(401, told),
+    "in an error that passes": lambda told: error(500, told),
+    "in an error's code": lambda told: error(500, "", code=told),
+    "in a refusal": lambda told: error(400, told),
+    "in a page": lambda told: raw(told.encode(), 500, {"content-type": "text/html"}),
+    "in an answer": lambda told: reply(told),
+    "in an answer, escaped": lambda told: raw(completion("HERE").replace(b'"HERE"', escaped(told))),
+    "in a refusal to answer": lambda told: reply(None, choices=[{"message": {"content": None, "refusal": told}}]),
+    "in the choice": lambda told: reply(json.dumps({"comparison": "", "choice": told})),
+    "in the choice, escaped": lambda told: reply(f'{{"comparison": "", "choice": {escaped(told).decode()}}}'),
+    "in a choice as it is": lambda told: reply(f'{{"comparison": "", "choice": "{told}"}}'),
+    "in a choice of another kind": lambda told: reply(json.dumps({"comparison": "", "choice": {"a": [told]}})),
+    "in a key": lambda told: reply(f"{{{json.dumps(told)}: 1, {escaped(told).decode()}: 2}}"),
+    "in a fence": lambda told: reply(f"```json\n{told}\n```"),
+    "in a rating": lambda told: reply(f"[[{told}]]"),
+    "in why it ended": lambda told: choices("A", finish_reason=told),
+    "in why it ended, behind spaces": lambda told: choices("A", finish_reason=" " * 30 + told),
+    "in broken JSON": lambda told: raw(b"{" + told.encode()),
+    "in no completion": lambda told: raw(json.dumps({"a": told}).encode()),
+    "in no completion, escaped": lambda told: raw(b'{"a": %s}' % escaped(told)),
+    "in another form": lambda told: raw(json.dumps({"detail": [{"msg": told}]}).encode(), 500),
+    "in another charset": lambda told: raw(told.encode("utf-16"), headers={"content-type": "text/plain"}),
+    "in a redirect": lambda told: head("307 moved", f"location: http://127.0.0.1:9/{told}"),
+    "in a status line": lambda told: head(f"200 {told}"),
+    "in a status line of an error": lambda told: head(f"500 {told}"),
+    "in no status line": lambda told: plain(f"{told}\r\n\r\n".encode()),
+    "in a header": lambda told: head("200 OK", f"x-request-id: {told}"),
+    "in a header that is not ASCII": lambda told: head("200 OK", f"x-request-id: {told} é"),
+    "in a header's name": lambda told: head("200 OK", f"{told}: é"),
+    "in a cookie": lambda told: head("200 OK", f"set-cookie: {told}={told}; Path=/{told}; Expires={told}"),
+    "in the charset": lambda told: head("200 OK", f"content-type: application/json; charset={told}"),
+    "in the encoding": lambda told: head("200 OK", f"content-encoding: {told}"),
+    "in a wait": lambda told: head("429 no", f"retry-after: {told}"),
+    "in the length": lambda told: plain(f"HTTP/1.1 200 OK\r\ncontent-length: {told}\r\n\r\n".encode()),
 }
 
 
-@pytest.mark.parametrize("behave", ECHOES.values(), ids=ECHOES.keys())
-def test_a_server_that_echoes_the_key(
-    behave: object, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("key", [AWKWARD, "sk-proj-4f9C1b7E0d2A8c3F"])
+@pytest.mark.parametrize("place", ECHOES)
+def test_a_server_that_gives_the_key_away(
+    place: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """In every form that it may have there: nothing of it is in a file, a message, a log or on the terminal."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     caplog.set_level(logging.DEBUG)
-    told = ""
-    with ChatServer(behave) as server:  # type: ignore[arg-type]
-        try:
-            limits = type(QUICK)(first_wait=0.001, attempts=2)
-            asked = ask_all(ServerJudge("test", server.address), questions(2), tmp_path / "a.jsonl", limits)
-            told = repr(asked)
-        except JudgingError as caught:
-            told = "".join(traceback.format_exception(caught))
-        assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    said: list[str] = []
+
+    def behave(request: Request) -> Behaviour:
+        return ECHOES[place](FORMS[request.body["messages"][0]["content"].split(" | ")[0]](key))
+
+    asked = [
+        Question(name, ({"role": "user", "content": name},), {}, read, "?")
+        for form in FORMS
+        for read in (read_letter, read_object, read_rating)
+        for name in [f"{form} | {read.__name__}"]
+    ]
+    with ChatServer(behave) as server:
+        judge = ServerJudge("test", server.address)
+
+        def ask(some: list[Question]) -> None:
+            limits = Limits(attempts=1, give_up_after=1000)
+            said.append(repr(ask_all(judge, some, tmp_path / "answers.jsonl", limits, say=said.append)))
+
+        # All at once, and where an answer stops that, one after the other.
+        for some in (asked, *([one] for one in asked[::3])):
+            try:
+                ask(some)
+                if some is asked:
+                    break
+            except JudgingError as caught:
+                said += traceback.format_exception(caught)
+    assert {request.headers["authorization"] for request in server.requests} == {f"Bearer {key}"}
+    assert len({request.text for request in server.requests}) >= len(FORMS)
     printed = capfd.readouterr()
-    written = "".join(path.read_text() for path in tmp_path.iterdir())
-    everything = told + caplog.text + printed.out + printed.err + written
-    for form in (KEY, KEY[8:], base64.b64encode(KEY.encode()).decode().rstrip("=")):
-        assert form not in everything
-    assert REMOVED in everything
+    stored = (tmp_path / "answers.jsonl").read_text()
+    for text in (*said, stored, caplog.text, printed.out, printed.err):
+        assert reveals(text, key) == []
+
+
+def test_what_is_said_beside_the_key_is_kept(tmp_path: Path) -> None:
+    with ChatServer(lambda request: error(400, f"the key {request.headers['authorization']} is old")) as server:
+        asked = ask_all(ServerJudge("test", server.address), questions(1), tmp_path / "a.jsonl", QUICK)
+    assert asked.answers["q0"].reason == f"HTTP 400: the key Bearer {REMOVED} is old"
+
+
+def test_logs_of_the_transport_are_as_loud_afterwards_as_before(tmp_path: Path) -> None:
+    loggers = [logging.getLogger(name) for name in ("httpx2", "httpcore2")]
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+    with ChatServer(lambda request: reply("A")) as server:
+        ask_all(ServerJudge("test", server.address), questions(1), tmp_path / "a.jsonl", QUICK)
+    assert [logger.level for logger in loggers] == [logging.DEBUG] * 2
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS.keys())
+def test_no_body_of_a_megabyte_takes_long(text: str) -> None:
+    """As an answer, and in its place."""
+    secret = Secret(AWKWARD)
+    for body in (completion(text).decode(), text):
+        assert seconds(lambda body: read_reply(body, secret), body, PassingError) < LIMIT
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:

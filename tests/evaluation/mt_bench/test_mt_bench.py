@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.evaluation.judging.asked import outcome
+from tests.evaluation.judging.nasty import ANSWERS, LIMIT, seconds
 from tests.evaluation.mt_bench.eighty import questions, write
 from tests.ppo.tiny import tokenizer
 from wpr.data import DataSettings, Encoder
@@ -139,6 +145,34 @@ def test_ratings(text: str, rating: float) -> None:
 def test_ratings_that_are_none(text: str, told: str) -> None:
     with pytest.raises(UnreadableError, match=told):
         read_rating(text)
+
+
+def rating_by_expression(text: str) -> float:
+    """As it was read before, slowly where there is much white space."""
+    found = dict.fromkeys(re.findall(r"\[\[\s*([^\[\]]*?)\s*\]\]", text))
+    if not found:
+        raise UnreadableError("it has no rating in the form [[n]]")
+    if len(found) > 1:
+        raise UnreadableError(f"it has {len(found)} different ratings ({', '.join(list(found)[:5])[:80]})")
+    (given,) = found
+    if not re.fullmatch(r"\d{1,2}(\.\d+)?", given):
+        raise UnreadableError(f"the rating [[{given[:20]}]] is no number")
+    if not 1 <= float(given) <= 10:
+        raise UnreadableError(f"the rating {given} is not between 1 and 10")
+    return float(given)
+
+
+@given(
+    st.lists(st.sampled_from(["[", "]", "[[", "]]", " ", "\n", "\u2003", "7", "8.5", "x"]), max_size=14).map("".join)
+)
+def test_ratings_are_read_as_by_an_expression(text: str) -> None:
+    assert outcome(read_rating, text) == outcome(rating_by_expression, text)
+
+
+@pytest.mark.parametrize("read", [read_rating, read_number])
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS.keys())
+def test_no_answer_of_a_megabyte_takes_long(read: Callable[[str], Any], text: str) -> None:
+    assert seconds(read, text, UnreadableError) < LIMIT
 
 
 def test_functions_may_return_numbers() -> None:

@@ -1,7 +1,8 @@
 """A judge behind an OpenAI-compatible server, asked with the `openai` client.
 
 Retries, waits and the pace are those of `wpr.evaluation.judging.asking`: the client's own are switched off, so that
-each attempt is counted once. Bodies are read up to a limit, and what a server says is kept without the key.
+each attempt is counted once. Bodies are read up to a limit, and what a server says is kept without the key. An answer
+that cannot be read as HTTP, as text or as a chat completion has failed, and is asked for again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from http.cookiejar import CookieJar
 from typing import TYPE_CHECKING, Any, Self
 
 from wpr.evaluation.judging.pacing import asked_wait
@@ -22,8 +24,10 @@ from wpr.evaluation.judging.questions import (
     Reply,
 )
 from wpr.evaluation.judging.redaction import Secret, checked_address, is_here, shown
+from wpr.evaluation.judging.verdicts import load_json
 
 if TYPE_CHECKING:
+    import httpx2
     import openai
 
 OPENAI = "https://api.openai.com/v1"
@@ -34,13 +38,20 @@ SETTINGS: Mapping[str, Any] = {"temperature": 0, "max_tokens": 512}
 RESERVED = ("model", "messages", "stream", "n", "key", "api_key", "authorization")
 LARGEST_BODY = 2_000_000
 """Bytes of an answer; one of 512 tokens has a few thousand."""
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "windows-1252")
+"""Of answers that are read. Python knows others that decompress (zlib), or are slow beyond measure (punycode)."""
+LARGEST_REFUSAL = 100_000
+"""Characters of a refusal that are read, for the sentence in it."""
+MOST_TOKENS = 100_000_000
+"""Of a request. A larger number counts something else."""
+WAITS = ("retry-after", "retry-after-ms")
 
 PASSING = (408, 409, 425, 429)
 """And all from 500 on: worth another attempt. Others below 500 are not."""
 ONE_QUESTION = (400, 413, 422)
 """Refused because of what this request holds, for instance a text longer than the model's context."""
 
-_TRANSPORT = logging.getLogger("httpcore2")
+_TRANSPORT = [logging.getLogger(name) for name in ("httpcore2", "httpx2")]
 
 
 class ServerJudge:
@@ -78,7 +89,7 @@ class ServerJudge:
         limits = [self.settings.get(name) for name in ("max_tokens", "max_completion_tokens")]
         self.answer_tokens = max([limit for limit in limits if isinstance(limit, int)], default=4096)
         self._client: openai.AsyncOpenAI | None = None
-        self._level = logging.NOTSET
+        self._levels: list[int] = []
 
     @property
     def warning(self) -> str | None:
@@ -89,15 +100,17 @@ class ServerJudge:
 
     async def __aenter__(self) -> Self:
         self._client = _client(self.base_url, self.secret, self.largest_body)
-        # At its lowest level the transport logs the headers of answers, where a server may have put the key.
-        self._level = _TRANSPORT.level
-        _TRANSPORT.setLevel(max(self._level, logging.INFO))
+        # Below warnings the transport logs the status line and headers of answers, where a server may put the key.
+        self._levels = [logger.level for logger in _TRANSPORT]
+        for logger in _TRANSPORT:
+            logger.setLevel(max(logger.level, logging.WARNING))
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
             await self._client.close()
-            _TRANSPORT.setLevel(self._level)
+            for logger, level in zip(_TRANSPORT, self._levels, strict=True):
+                logger.setLevel(level)
             self._client = None
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
@@ -114,10 +127,6 @@ class ServerJudge:
             )
         except openai.APIStatusError as error:
             raise self._refusal(error) from None
-        except openai.APIConnectionError as error:
-            cause = error.__cause__
-            told = "the connection failed" if cause is None else f"{type(cause).__name__}: {cause}"
-            raise PassingError(shown(told, self.secret)) from None
         except openai.OpenAIError as error:
             raise JudgingError(f"the openai client failed: {shown(str(error), self.secret)}") from None
         return read_reply(answered.http_response.text, self.secret)
@@ -144,7 +153,7 @@ class ServerJudge:
 def read_reply(body: str, secret: Secret | None) -> Reply:
     """The answer in a response's body. A body that is no chat completion may be one at the next attempt."""
     try:
-        found = json.loads(body)
+        found = load_json(body)
         choice = found["choices"][0]
         text = choice["message"].get("content")
         refusal = choice["message"].get("refusal")
@@ -163,12 +172,12 @@ def read_reply(body: str, secret: Secret | None) -> Reply:
         secret.remove_from(text) if secret is not None else text,
         _count(usage.get("prompt_tokens")),
         _count(usage.get("completion_tokens")),
-        ended[:40] if isinstance(ended, str) else None,
+        shown(ended, secret, 40) if isinstance(ended, str) else None,
     )
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None
 
 
 def _message(body: object) -> str:
@@ -188,27 +197,23 @@ def _client(base_url: str, secret: Secret | None, largest_body: int) -> openai.A
         ) from None
 
     class LimitedClient(httpx2.AsyncClient):
-        """Reads no more of a body than the limit, whatever the status, and before anybody looks at it."""
+        """Reads no more of a body than the limit, whatever the status, and before anybody looks at it. Of an answer go
+        on its status, its text and when to come again: nothing else, to log or to stumble over.
+        """
 
         async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-            response = await super().send(request, **{**options, "stream": True})
-            body = bytearray()
             try:
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > largest_body:
-                        raise PassingError(
-                            f"HTTP {response.status_code} with a body of more than {largest_body:,} bytes, which was "
-                            "not read further"
-                        )
-            finally:
-                await response.aclose()
-            kept = [
-                (name, value)
-                for name, value in response.headers.multi_items()
-                if name.lower() not in ("content-encoding", "content-length", "transfer-encoding")
-            ]
-            return httpx2.Response(response.status_code, headers=kept, content=bytes(body), request=request)
+                response = await super().send(request, **{**options, "stream": True})
+                try:
+                    text = await _text_of(response, largest_body, secret)
+                finally:
+                    await response.aclose()
+                waits = {name: response.headers[name] for name in WAITS if name in response.headers}
+                return httpx2.Response(response.status_code, headers=waits, text=text, request=request)
+            except PassingError:
+                raise
+            except Exception as error:  # what headers and bodies make the client raise is no list that ends
+                raise PassingError(shown(f"{type(error).__name__}: {error}", secret)) from None
 
     return openai.AsyncOpenAI(
         api_key=NO_KEY if secret is None else secret.reveal(),
@@ -216,5 +221,34 @@ def _client(base_url: str, secret: Secret | None, largest_body: int) -> openai.A
         max_retries=0,
         timeout=None,  # the whole request has a limit of its own
         # No redirects: the key goes where the user sent it.
-        http_client=LimitedClient(timeout=None, follow_redirects=False, limits=httpx2.Limits()),
+        http_client=LimitedClient(timeout=None, follow_redirects=False, limits=httpx2.Limits(), cookies=_NoCookies()),
     )
+
+
+class _NoCookies(CookieJar):
+    """Takes none: one that cannot be sent back would make every later request fail."""
+
+    def extract_cookies(self, response: object, request: object) -> None:
+        pass
+
+
+async def _text_of(response: httpx2.Response, largest_body: int, secret: Secret | None) -> str:
+    """The text of a body. What a refusal looks like does not matter; an answer has to be what it says it is."""
+    status = f"HTTP {response.status_code}"
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > largest_body:
+            raise PassingError(f"{status} with a body of more than {largest_body:,} bytes, which was not read further")
+    named = response.headers.get("content-type", "").lower().partition("charset=")[2]
+    charset = named.replace(",", ";").partition(";")[0].strip(" \t\"'") or CHARSETS[0]
+    if response.is_success:
+        for name, value in response.headers.raw:
+            if not (name + value).isascii():
+                told = shown(name.decode("ascii", "replace"), secret, 40)
+                raise PassingError(f"{status} with a header that is not ASCII: {told!r}")
+        if charset not in CHARSETS:
+            told = shown(charset, secret, 40)
+            raise PassingError(f"{status} in the charset {told!r}, which is none of {', '.join(CHARSETS)}")
+        return body.decode(charset, "replace")
+    return body.decode(charset if charset in CHARSETS else CHARSETS[0], "replace")[:LARGEST_REFUSAL]
