@@ -13,13 +13,35 @@ from wpr.rewards.code.outcome import Outcome, reward_of
 from wpr.rewards.code.problems import Problem, parse_problem
 from wpr.rewards.code.runner import Runner
 
-FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+OPENING = re.compile(r"\n([ \t]*+)(?=[`~])(`{3,}+(?=[^`\n]*\n)|~{3,}+)[^\n]*(?=\n)")
+"""As CommonMark has it: no backtick behind backticks, which are code within a line then. Indented by any amount."""
+
+LITERAL = r"""\#[^\n]*+|'''.*?'''|\"\"\".*?\"\"\"|'(?!'')(?:[^'\\\n]|\\.)*+'?|"(?!"")(?:[^"\\\n]|\\.)*+"?"""
+"""A comment or a string of Python."""
 
 
 def program_of(response: str) -> str:
-    """The program in a response: its first fenced block (``` or ~~~, ended or cut off), else all of it."""
-    found = FENCE.search(response)
-    return found.group(2) if found else response
+    """The program in a response: its first fenced block (ended or cut off), else all of it.
+
+    Fences are CommonMark's: three or more backticks or tildes, closed by at least as many, and what indents the opening
+    one is taken from every line. Where models write otherwise, the block ends too: a closing fence with text behind it,
+    one that is shorter if there is none as long. No line of Python begins with a fence, except within a string of
+    several lines (documentation with an example, say), and there it is part of the program.
+    """
+    text = "\n" + response.replace("\r\n", "\n").replace("\r", "\n")
+    opening = OPENING.search(text)
+    if opening is None:
+        return response
+    indent, fence = opening.groups()
+    start, closing = opening.end(), rf"[ \t]*+{fence[0]}{{{len(fence)}}}"
+    code = re.compile(rf"(?:\n++(?!{closing})[^'\"#\n]*+|[^'\"#\n]++|{LITERAL})*+", re.DOTALL).match(text, start)
+    assert code is not None  # it may be empty
+    # Code goes on to the line ends before the fence, or to a string that is never closed: then any fence will do.
+    found = re.compile(rf"\n{closing}").search(text, code.end())
+    if found is None and len(fence) > 3:
+        found = re.compile(rf"\n[ \t]*+{fence[:3]}").search(text, start)
+    block = text[start : len(text) if found is None else found.start() + 1]  # with the line end before it
+    return (re.sub(rf"\n[ \t]{{1,{len(indent)}}}", "\n", block) if indent else block)[1:]
 
 
 class CodeReward:
