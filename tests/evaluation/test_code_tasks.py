@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.evaluation.humaneval_like import PROBLEMS, write
 from wpr.data.readers import Record
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import kind_of
-from wpr.evaluation.code_tasks import CodeTask, Style, humaneval_file, humaneval_task, read_tasks
+from wpr.evaluation.code_tasks import CodeTask, Style, answered, completed, humaneval_file, humaneval_task, read_tasks
 from wpr.rewards.code import Limits, Outcome, Runner
 
 
@@ -65,6 +66,27 @@ def test_completions(response: str, expected: str) -> None:
 )
 def test_answers(response: str, expected: str) -> None:
     assert kind(task(1, "chat"), response) == expected
+
+
+@pytest.mark.parametrize("start", ["", "```python\n", "  ````\n", '```\n"""\n', "def f(x):\n"])
+@pytest.mark.parametrize(
+    "piece",
+    [" ", "\t", "\n", " \n", "\r\n", "\f", "async ", "async\n", "def ", "def\n", "def f", "def f\n", "async def ", "`",
+     "```", "```\n", "``` x\n", "~~~\n", "'", "'''", "'''\n```\n'''\n", '"""a', "#\n", "\\\n", "x'\n",
+     "from __future__ import ", "from __future__ import a\n"],
+)  # fmt: skip
+def test_long_responses_are_read_in_no_time(start: str, piece: str) -> None:
+    """A megabyte of anything, of which every line, word or quote could begin what is looked for."""
+    response = (start + piece * (2**20 // len(piece)))[: 2**20]
+    seconds = []
+    for _ in range(3):  # the best of three: the processor's caches belong to others too
+        before = time.process_time()
+        answered("def f(x):\n", "f", response)
+        completed("def f(x):\n", "f", response)
+        seconds.append(time.process_time() - before)
+        if seconds[-1] < 0.1:
+            return
+    pytest.fail(f"{min(seconds):.2f} seconds of processor time")
 
 
 def test_what_is_asked() -> None:

@@ -120,9 +120,11 @@ def answered(prompt: str, entry: str, response: str) -> str:
     functions). A block that does not define the function is taken for its body.
     """
     block = program_of(response)
-    if not re.search(rf"^\s*(async\s+)?def\s+{re.escape(entry)}\b", block, re.MULTILINE):
+    # White space within a line only: `\s*` behind `^` would go over all lines that follow, from each of them.
+    head = rf"(?:async[ \t]++def|def)[ \t]++{re.escape(entry)}\b"
+    if not re.search(rf"\n[ \t\f]*+{head}", f"\n{block}"):
         return prompt + block
-    start = re.search(rf"^(async\s+)?def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
+    start = re.search(rf"\n{head}", f"\n{prompt}")
     before = prompt[: start.start()] if start is not None else ""
     futures = "".join(FUTURE.findall(block))  # must stand first
     return f"{futures}{before}\n{FUTURE.sub('', block)}"
