@@ -126,6 +126,15 @@ def set_limits(limits: dict[str, Any], isolated: bool, others: int) -> None:
                 raise RefusalError(f"limit {kind} could not be set to {value}: {error}") from None
 
 
+def bind_to_processor(number: int | None) -> None:
+    """This process and all that come from it; the filter of system calls keeps a program from undoing it."""
+    if number is not None:
+        try:
+            os.sched_setaffinity(0, {number})
+        except OSError as error:
+            raise RefusalError(f"processor {number} could not be chosen: {error}") from None
+
+
 def install_filter(program: bytes) -> None:
     """Hand the kernel the filter of system calls, for this process and for good."""
     pr_set_no_new_privs, pr_set_seccomp, mode_filter = 38, 22, 2
@@ -296,6 +305,7 @@ def main() -> int:
             drop_privileges(setup["user"])
         # We, and bubblewrap's reaper where it is of the same user.
         set_limits(setup["limits"], setup["isolated"], others=2 if setup["user"] is None else 1)
+        bind_to_processor(setup["processor"])
     except RefusalError as refusal:
         send(1, str(refusal))
         return 1

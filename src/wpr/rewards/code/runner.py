@@ -14,6 +14,7 @@ from wpr.rewards.code.isolation import REMEDY, isolation
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, Result
 from wpr.rewards.code.problems import Case, Problem, read_json
+from wpr.rewards.code.processors import own_processor, usable_processors
 from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError
 
 MESSAGE_LENGTH = 500  # characters
@@ -23,7 +24,9 @@ class Runner:
     """Runs programs in sandboxes.
 
     limits: of each test; `Limits()` if None.
-    workers: sandboxes at once; one a processor that this process may use if None.
+    workers: programs at once, at most one per processor that this process may use: two on one processor take each
+        other's time, and one with many threads takes nearly all. None: this process's share of the processors, if it is
+        one of several on the machine that ``torchrun`` or ``accelerate`` started.
     unsafe: run without isolation where there is none. Generated programs then have your rights.
     stop_early: leave out the tests that follow an error or a timeout. The reward is decided by then, and a program that
         never ends costs its time limit once, not once a test.
@@ -33,10 +36,11 @@ class Runner:
         self, limits: Limits | None = None, workers: int | None = None, unsafe: bool = False, stop_early: bool = True
     ) -> None:
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one a processor")
+            raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one per processor")
         self.limits = limits or Limits()
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = workers or usable or 1
+        usable = usable_processors()
+        share = max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.workers = min(workers or share, usable)
         self.stop_early = stop_early
         found = isolation()
         if not found.available:
@@ -55,11 +59,14 @@ class Runner:
                 raise
 
     def _run(self, pair: tuple[str, Problem]) -> Outcome:
-        program, problem = pair
+        with own_processor() as processor:
+            return self._run_tests(*pair, processor)
+
+    def _run_tests(self, program: str, problem: Problem, processor: int | None) -> Outcome:
         results: list[Result] = []
         message = ""
         while len(results) < len(problem.tests):  # a broken sandbox is replaced
-            with Sandbox(self.limits, self.bwrap) as sandbox:
+            with Sandbox(self.limits, self.bwrap, processor) as sandbox:
                 try:
                     compiled, told = sandbox.prepare(program, problem.fn_name, problem.bare)
                 except SandboxTimeoutError:  # time is up is never "does not compile"

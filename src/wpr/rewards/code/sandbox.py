@@ -137,10 +137,11 @@ class Sandbox:
 
     bwrap: path of bubblewrap; None runs without isolation (own process group, empty environment, folder of its own,
         limits, and the filter of system calls where there is one).
+    processor: the one that the program is bound to, see `own_processor`; None binds it to none.
     """
 
-    def __init__(self, limits: Limits, bwrap: str | None) -> None:
-        self.limits, self.bwrap = limits, bwrap
+    def __init__(self, limits: Limits, bwrap: str | None, processor: int | None = None) -> None:
+        self.limits, self.bwrap, self.processor = limits, bwrap, processor
         self.number = next(_numbers)
         self.killer: int | None = None  # a handle on the process whose end is the end of all others in there
         self.undo = contextlib.ExitStack()
@@ -204,6 +205,7 @@ class Sandbox:
             "fn_name": fn_name,
             "bare": bare,
             "user": user_of(self.number) if self.bwrap is not None else None,
+            "processor": self.processor,
         }
         try:
             end = time.monotonic() + START_SECONDS
