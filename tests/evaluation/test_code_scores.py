@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.humaneval_like import write
+from tests.rewards.code.programs import isolated
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import COLUMNS, Tried, pass_at_1_finding, run_programs, scores
 from wpr.evaluation.code_tasks import read_tasks
@@ -36,6 +37,7 @@ def responses(texts: dict[str, str]) -> ResponseFile:
     return ResponseFile(Path("m-t0.jsonl"), {"seed": 0}, rows)
 
 
+@isolated
 def test_runs_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wpr.evaluation.code_scores.AT_A_TIME", 1)
     _, tasks = read_tasks(write(tmp_path), "complete")

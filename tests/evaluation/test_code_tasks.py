@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.humaneval_like import PROBLEMS, write
+from tests.rewards.code.programs import isolated
 from wpr.data.readers import Record
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import kind_of
@@ -27,6 +28,7 @@ def kind(made: CodeTask, response: str) -> str:
     return kind_of(runner.run([(made.program(response), made.problem)])[0])
 
 
+@isolated
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
@@ -46,10 +48,10 @@ def kind(made: CodeTask, response: str) -> str:
     ],
 )
 def test_completions(response: str, expected: str) -> None:
-
     assert kind(task(0, "complete"), response) == expected
 
 
+@isolated
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
@@ -94,6 +96,7 @@ def test_what_is_asked() -> None:
     assert PROBLEMS[0]["prompt"].strip() in task(0, "chat").row.prompt
 
 
+@isolated
 def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
     path = humaneval_file()
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -105,6 +108,7 @@ def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
     assert [one.task_id for one, outcome in zip(tasks, outcomes, strict=True) if not outcome.passed] == []
 
 
+@isolated
 def test_apps(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"question": "Add.", "input_output": {"inputs": ["1 2\n"], "outputs": ["3\n"]}, "difficulty": "interview"},
