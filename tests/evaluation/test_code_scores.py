@@ -80,3 +80,6 @@ def test_finding_says_what_was_cut() -> None:
     finding = pass_at_1_finding("humaneval", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {})
     assert any("1 of 2 responses were cut" in text for text in finding.text)
     assert finding.name == "pass-at-1-humaneval"
+    assert not any("without isolation" in text for text in finding.text)
+    unsafe = pass_at_1_finding("humaneval", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {"isolated": False})
+    assert any("could forge its result" in text for text in unsafe.text)

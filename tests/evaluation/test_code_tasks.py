@@ -63,6 +63,13 @@ def test_completions(response: str, expected: str) -> None:
         ("```python\ndef quadruple(x):\n    return 5 * x\n```", "wrong"),
         ("```python\ndef check(candidate):\n    pass\ndef quadruple(x):\n    return 0\n```", "wrong"),
         ("```python\nimport sys\nsys.exit(0)\n```", "wrong"),
+        # Attempts to pass without an answer.
+        ("```\nimport os\nos.write(3, b'\"passed\"')\nos._exit(0)\ndef quadruple(x): return 0\n```", "wrong"),
+        ("```\nimport json\njson.dumps = lambda *a, **k: '\"passed\"'\ndef quadruple(x): return 0\n```", "error"),
+        (
+            "```\nclass Same:\n    def __eq__(self, other): return True\ndef quadruple(x): return Same()\n```",
+            "wrong",
+        ),
         ("I cannot do that.", "syntax"),
     ],
 )
@@ -94,6 +101,23 @@ def test_long_responses_are_read_in_no_time(start: str, piece: str) -> None:
 def test_what_is_asked() -> None:
     assert task(0, "complete").row.prompt == PROBLEMS[0]["prompt"]
     assert PROBLEMS[0]["prompt"].strip() in task(0, "chat").row.prompt
+
+
+@isolated
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("    return [4 * x for x in xs]", "passed"),
+        ("    return xs", "wrong"),
+        ("    global double\n    double = lambda x: 0\n    return [0] * len(xs)", "wrong"),
+    ],
+)
+def test_the_prompts_own_functions(response: str, expected: str) -> None:
+    """Which HumanEval's tests use: those of the prompt, not what the program made of them."""
+    prompt = 'def double(x):\n    return 2 * x\n\n\ndef all4(xs):\n    """Four times each."""\n'
+    test = "def check(candidate):\n    assert candidate([2, 3]) == [double(double(x)) for x in (2, 3)]\n"
+    values = {"task_id": "Made/2", "prompt": prompt, "entry_point": "all4", "test": test}
+    assert kind(humaneval_task(Record("here:1", values), "complete"), response) == expected
 
 
 @isolated

@@ -133,6 +133,10 @@ def pass_at_1_finding(
         "sqrt(p (1 - p) / n); low and high are Wilson's 95% interval. Counts: passed; wrong, a test gave something "
         "else; error, a test raised or was killed; timeout; syntax, no Python program at all."
     ]
+    if not settings.get("isolated", True):
+        text.append(
+            "Programs were run without isolation (--unsafe): one that looks for its check could forge its result."
+        )
     for model, file in responses.items():
         cut = sum(row.stopped is False for row in file.rows)
         if cut:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from signal import SIGXCPU, Signals
 
 from wpr.rewards.code.comparison import same_output, same_value
@@ -13,9 +14,9 @@ from wpr.rewards.code.harness import FLOODED
 from wpr.rewards.code.isolation import REMEDY, isolation
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, Result
-from wpr.rewards.code.problems import Case, Problem, read_json
+from wpr.rewards.code.problems import PASSES, Case, Problem, ProblemError, read_json
 from wpr.rewards.code.processors import own_processor, usable_processors
-from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError
+from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError, run_check
 
 MESSAGE_LENGTH = 500  # characters
 
@@ -59,8 +60,11 @@ class Runner:
                 raise
 
     def _run(self, pair: tuple[str, Problem]) -> Outcome:
+        program, problem = pair
         with own_processor() as processor:
-            return self._run_tests(*pair, processor)
+            if problem.check is not None:
+                return self._run_check(program, problem, problem.check, processor)
+            return self._run_tests(program, problem, processor)
 
     def _run_tests(self, program: str, problem: Problem, processor: int | None) -> Outcome:
         results: list[Result] = []
@@ -76,26 +80,47 @@ class Runner:
                     return Outcome(False, (), _shown(told))
                 whole = True
                 while whole and len(results) < len(problem.tests):
-                    result, told, whole = _judge(sandbox, problem.tests[len(results)], problem.fn_name)
+                    test = problem.tests[len(results)]
+                    result, told, whole = _judge(partial(sandbox.test, test.given), test, problem.fn_name, self.limits)
                     results.append(result)
                     message = message or _shown(told)
                     if self.stop_early and result in ("error", "timeout"):
                         results += ["skipped" for _ in problem.tests[len(results) :]]
         return Outcome(True, tuple(results), message)
 
+    def _run_check(self, source: str, problem: Problem, check_source: str, processor: int | None) -> Outcome:
+        # On one processor, for they take turns.
+        sandboxes = [Sandbox(self.limits, self.bwrap, processor) for _ in range(2)]
+        with sandboxes[0] as program, sandboxes[1] as check:
+            try:
+                compiled, told = program.prepare(source, problem.fn_name, problem.bare, "program")
+                if not compiled:
+                    return Outcome(False, (), _shown(told))
+                compiled, told = check.prepare(check_source, problem.fn_name, problem.bare, "check")
+            except SandboxTimeoutError:
+                return Outcome(True, ("timeout",), "compiling took too long")
+            if not compiled:
+                raise ProblemError(
+                    f"{problem.problem_id}: its check does not compile ({told}); fix it, or filter it out"
+                )
+            result, told, _ = _judge(partial(run_check, program, check), PASSES, problem.fn_name, self.limits)
+        return Outcome(True, (result,), _shown(told))
 
-def _judge(sandbox: Sandbox, test: Case, fn_name: str | None) -> tuple[Result, str, bool]:
+
+def _judge(
+    run: Callable[[], tuple[int, str, bytes]], test: Case, fn_name: str | None, limits: Limits
+) -> tuple[Result, str, bool]:
     """One test: its result, what to say of it, and whether the sandbox is good for another."""
     try:
-        code, told, body = sandbox.test(test.given)
+        code, told, body = run()
     except SandboxTimeoutError:
-        return "timeout", f"no result after {sandbox.limits.wall_seconds:g} seconds", False
+        return "timeout", f"no result after {limits.wall_seconds:g} seconds", False
     except SandboxEndedError as error:
         return "error", f"the program broke its sandbox: {error}", False
     if code == FLOODED:
-        return "error", f"more than {sandbox.limits.output_bytes} bytes of output", True
+        return "error", f"more than {limits.output_bytes} bytes of output", True
     if code == -SIGXCPU:
-        return "timeout", f"more than {sandbox.limits.cpu_seconds:g} seconds of processor time", True
+        return "timeout", f"more than {limits.cpu_seconds:g} seconds of processor time", True
     if code != 0:
         return "error", told or _ending(code), True
     if fn_name is None:
