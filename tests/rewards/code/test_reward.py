@@ -61,7 +61,10 @@ def test_no_reward_without_tests() -> None:
         ("```python\nprint(1)\n```python\nprint(2)\n```\n", "print(1)\n"),
         ("1. So:\n\n   ```python\n   if 1:\n       print(1)\n\n   ```\n2. Done", "if 1:\n    print(1)\n\n"),
         ("\t```\n\tif 1:\n\t\tprint(1)\n\t```", "if 1:\n\tprint(1)\n"),
-        ("  ```python\nprint(1)\n  ```", "print(1)\n"),  # only the fences
+        ("    ```python\nif 1:\n    print(1)\n    ```", "if 1:\n    print(1)\n"),  # only the fences
+        ("    ```\n  if 1:\n      print(1)\n    ```", "if 1:\n    print(1)\n"),
+        ("  ```\n\n      return 1\n  ```", "\n    return 1\n"),
+        ("Run ``` it\n```python ```\nprint(1)\n", "print(1)\n"),  # where there is no better opening fence
         ("```python\n    return 1\n    ```", "    return 1\n"),  # only the closing fence; a body keeps its indentation
         ("`x` is ```code``` and\n```this``` too\n```\nprint(1)\n```", "print(1)\n"),  # within a line
         # A fence in a string of several lines is part of the program, whatever stands behind it.
@@ -73,6 +76,7 @@ def test_no_reward_without_tests() -> None:
         ("```\na = '\"\"\"'  # don't '''\nb = \"it's\"\n```\n\"\"\" '''", "a = '\"\"\"'  # don't '''\nb = \"it's\"\n"),
         ("```\na = 'x\\'''\"\"\"y'\nprint(a)\n```\n", "a = 'x\\'''\"\"\"y'\nprint(a)\n"),
         ('```\n"""never closed\n```\nDone.', '"""never closed\n'),
+        ("```\na = '''\\'''\n``` x\n'''\n```", "a = '''\\'''\n``` x\n'''\n"),
     ],
 )
 def test_programs_in_responses(response: str, program: str) -> None:
