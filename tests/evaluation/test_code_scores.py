@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_runs_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         run_programs(path, tasks, responses(changed), limits, runner, "")
     with pytest.raises(DataError, match="no response to 1 of 2 tasks, Made/1 the first"):
         run_programs(path, tasks, responses({"Made/0": ""}), limits, runner, "")
+
+
+@isolated
+def test_outcomes_of_apps_from_before_there_were_checks(tmp_path: Path) -> None:
+    problems, path = tmp_path / "apps.jsonl", tmp_path / "outcomes.jsonl"
+    problems.write_text('{"question": "Add.", "input_output": {"inputs": ["1 2"], "outputs": ["3"]}}\n')
+    _, tasks = read_tasks(problems, "complete")
+    run_programs(path, tasks, responses({"1": "print(3)"}), Limits(), Counting(Limits()), "")
+    header = json.loads(path.read_text().splitlines()[0])["header"]
+    assert header["tests"] == "e1459b2f45a8737a465b4baa11f0cc9488fea41369024a3e23cec78b797ff3f4"  # as written then
 
 
 def tried(**counts: int) -> list[Tried]:
