@@ -10,6 +10,7 @@ import pytest
 from tests.commands.learned import model_that_completes
 from tests.evaluation.humaneval_like import PROBLEMS, write
 from tests.pipeline.command import Here, content
+from tests.rewards.code.programs import isolated
 from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
 
@@ -22,6 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_that_completes(tmp_path_factory.mktemp("coder"), dict(zip(prompts, programs, strict=True)))
 
 
+@isolated
 def test_from_a_model_to_a_table(here: Here, model: Path, tmp_path: Path) -> None:
     problems = write(tmp_path)
     command = ["pass-at-1", "-m", f"m={model}", "--problems", str(problems), "-o", str(tmp_path / "out")]
@@ -45,6 +47,7 @@ def test_from_a_model_to_a_table(here: Here, model: Path, tmp_path: Path) -> Non
     assert content(tmp_path / "out")["outcomes/m-t0.jsonl.old"] == files["outcomes/m-t0.jsonl"]
 
 
+@isolated
 def test_programs_without_an_end(here: Here, model: Path, tmp_path: Path) -> None:
     """Cut after a few bytes, the programs are none, and the finding says why."""
     out = tmp_path / "out"
@@ -60,9 +63,14 @@ def test_programs_without_an_end(here: Here, model: Path, tmp_path: Path) -> Non
     [
         (["-m", "x"], "--model needs --problems"),
         (["-m", "x", "--problems", "y", "-o", "z", "--style", "frob"], "--style frob"),
-        (["RUN"], "data.format hh, which has no tests to run"),
-        (["-m", "MODEL", "--problems", "missing.jsonl", "-o", "z"], "missing.jsonl cannot be read"),
-        (["-m", "MODEL", "--problems", "PROBLEMS", "-o", "z", "--style", "chat"], "no chat template"),
+        # Whether programs can be isolated is found out before the problems are read.
+        pytest.param(["RUN"], "data.format hh, which has no tests to run", marks=isolated),
+        pytest.param(
+            ["-m", "MODEL", "--problems", "missing.jsonl", "-o", "z"], "missing.jsonl cannot be read", marks=isolated
+        ),
+        pytest.param(
+            ["-m", "MODEL", "--problems", "PROBLEMS", "-o", "z", "--style", "chat"], "no chat template", marks=isolated
+        ),
         (["-m", "MODEL", "--problems", "PROBLEMS", "-o", "z", "--workers", "0"], "workers=0"),
         (["-m", "MODEL", "--problems", "PROBLEMS", "-o", "z", "--seconds", "0"], "more than 0 seconds"),
     ],
@@ -75,6 +83,7 @@ def test_mistakes(here: Here, whole_run: Path, model: Path, tmp_path: Path, argu
     assert not (tmp_path / "z").exists()
 
 
+@isolated
 def test_of_a_run_on_problems(here: Here, model: Path, tmp_path: Path) -> None:
     """The held-out problems of a run whose data is in APPS's format, asked as PPO would ask."""
     run = tmp_path / "run"

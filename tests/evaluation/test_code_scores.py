@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.evaluation.humaneval_like import write
+from tests.rewards.code.programs import isolated
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import COLUMNS, Tried, pass_at_1_finding, run_programs, scores
 from wpr.evaluation.code_tasks import read_tasks
@@ -36,6 +38,7 @@ def responses(texts: dict[str, str]) -> ResponseFile:
     return ResponseFile(Path("m-t0.jsonl"), {"seed": 0}, rows)
 
 
+@isolated
 def test_runs_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wpr.evaluation.code_scores.AT_A_TIME", 1)
     _, tasks = read_tasks(write(tmp_path), "complete")
@@ -53,6 +56,16 @@ def test_runs_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         run_programs(path, tasks, responses(changed), limits, runner, "")
     with pytest.raises(DataError, match="no response to 1 of 2 tasks, Made/1 the first"):
         run_programs(path, tasks, responses({"Made/0": ""}), limits, runner, "")
+
+
+@isolated
+def test_outcomes_of_apps_from_before_there_were_checks(tmp_path: Path) -> None:
+    problems, path = tmp_path / "apps.jsonl", tmp_path / "outcomes.jsonl"
+    problems.write_text('{"question": "Add.", "input_output": {"inputs": ["1 2"], "outputs": ["3"]}}\n')
+    _, tasks = read_tasks(problems, "complete")
+    run_programs(path, tasks, responses({"1": "print(3)"}), Limits(), Counting(Limits()), "")
+    header = json.loads(path.read_text().splitlines()[0])["header"]
+    assert header["tests"] == "e1459b2f45a8737a465b4baa11f0cc9488fea41369024a3e23cec78b797ff3f4"  # as written then
 
 
 def tried(**counts: int) -> list[Tried]:
@@ -78,3 +91,6 @@ def test_finding_says_what_was_cut() -> None:
     finding = pass_at_1_finding("humaneval", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {})
     assert any("1 of 2 responses were cut" in text for text in finding.text)
     assert finding.name == "pass-at-1-humaneval"
+    assert not any("without isolation" in text for text in finding.text)
+    unsafe = pass_at_1_finding("humaneval", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {"isolated": False})
+    assert any("could forge its result" in text for text in unsafe.text)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.evaluation.humaneval_like import PROBLEMS, write
+from tests.rewards.code.programs import isolated
 from wpr.data.readers import Record
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import kind_of
-from wpr.evaluation.code_tasks import CodeTask, Style, humaneval_file, humaneval_task, read_tasks
+from wpr.evaluation.code_tasks import CodeTask, Style, answered, completed, humaneval_file, humaneval_task, read_tasks
 from wpr.rewards.code import Limits, Outcome, Runner
 
 
@@ -26,6 +28,7 @@ def kind(made: CodeTask, response: str) -> str:
     return kind_of(runner.run([(made.program(response), made.problem)])[0])
 
 
+@isolated
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
@@ -45,10 +48,10 @@ def kind(made: CodeTask, response: str) -> str:
     ],
 )
 def test_completions(response: str, expected: str) -> None:
-
     assert kind(task(0, "complete"), response) == expected
 
 
+@isolated
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
@@ -60,6 +63,13 @@ def test_completions(response: str, expected: str) -> None:
         ("```python\ndef quadruple(x):\n    return 5 * x\n```", "wrong"),
         ("```python\ndef check(candidate):\n    pass\ndef quadruple(x):\n    return 0\n```", "wrong"),
         ("```python\nimport sys\nsys.exit(0)\n```", "wrong"),
+        # Attempts to pass without an answer.
+        ("```\nimport os\nos.write(3, b'\"passed\"')\nos._exit(0)\ndef quadruple(x): return 0\n```", "wrong"),
+        ("```\nimport json\njson.dumps = lambda *a, **k: '\"passed\"'\ndef quadruple(x): return 0\n```", "error"),
+        (
+            "```\nclass Same:\n    def __eq__(self, other): return True\ndef quadruple(x): return Same()\n```",
+            "wrong",
+        ),
         ("I cannot do that.", "syntax"),
     ],
 )
@@ -67,11 +77,50 @@ def test_answers(response: str, expected: str) -> None:
     assert kind(task(1, "chat"), response) == expected
 
 
+@pytest.mark.parametrize("start", ["", "```python\n", "  ````\n", '```\n"""\n', "def f(x):\n"])
+@pytest.mark.parametrize(
+    "piece",
+    [" ", "\t", "\n", " \n", "\r\n", "\f", "async ", "async\n", "def ", "def\n", "def f", "def f\n", "async def ", "`",
+     "```", "```\n", "``` x\n", "~~~\n", "'", "'''", "'''\n```\n'''\n", '"""a', "#\n", "\\\n", "x'\n",
+     "from __future__ import ", "from __future__ import a\n"],
+)  # fmt: skip
+def test_long_responses_are_read_in_no_time(start: str, piece: str) -> None:
+    """A megabyte of anything, of which every line, word or quote could begin what is looked for."""
+    response = (start + piece * (2**20 // len(piece)))[: 2**20]
+    seconds = []
+    for _ in range(3):  # the best of three: the processor's caches belong to others too
+        before = time.process_time()
+        answered("def f(x):\n", "f", response)
+        completed("def f(x):\n", "f", response)
+        seconds.append(time.process_time() - before)
+        if seconds[-1] < 0.1:
+            return
+    pytest.fail(f"{min(seconds):.2f} seconds of processor time")
+
+
 def test_what_is_asked() -> None:
     assert task(0, "complete").row.prompt == PROBLEMS[0]["prompt"]
     assert PROBLEMS[0]["prompt"].strip() in task(0, "chat").row.prompt
 
 
+@isolated
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("    return [4 * x for x in xs]", "passed"),
+        ("    return xs", "wrong"),
+        ("    global double\n    double = lambda x: 0\n    return [0] * len(xs)", "wrong"),
+    ],
+)
+def test_the_prompts_own_functions(response: str, expected: str) -> None:
+    """Which HumanEval's tests use: those of the prompt, not what the program made of them."""
+    prompt = 'def double(x):\n    return 2 * x\n\n\ndef all4(xs):\n    """Four times each."""\n'
+    test = "def check(candidate):\n    assert candidate([2, 3]) == [double(double(x)) for x in (2, 3)]\n"
+    values = {"task_id": "Made/2", "prompt": prompt, "entry_point": "all4", "test": test}
+    assert kind(humaneval_task(Record("here:1", values), "complete"), response) == expected
+
+
+@isolated
 def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
     path = humaneval_file()
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -83,6 +132,7 @@ def test_humaneval_itself_is_solved_by_its_own_solutions() -> None:
     assert [one.task_id for one, outcome in zip(tasks, outcomes, strict=True) if not outcome.passed] == []
 
 
+@isolated
 def test_apps(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"question": "Add.", "input_output": {"inputs": ["1 2\n"], "outputs": ["3\n"]}, "difficulty": "interview"},

@@ -58,7 +58,8 @@ def pass_at_1(
     limit: Limit = None,
     batch_size: BatchSize = 16,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Programs run at once.", show_default="one a core")
+        int | None,
+        typer.Option("--workers", help="Programs run at once, at most one per core.", show_default="one per core"),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Time of a test, wall clock and processor.")] = 4.0,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Run programs even where they cannot be isolated.")] = False,

@@ -67,7 +67,10 @@ def run_programs(
             "it for the same problems"
         )
     programs = {task.task_id: task.program(answers[task.task_id].response) for task in tasks}
-    tests = [[task.task_id, asdict(task.problem)] for task in tasks]
+    tests = [(task.task_id, asdict(task.problem)) for task in tasks]
+    for task, (_, fields) in zip(tasks, tests, strict=True):
+        if task.problem.check is None:  # files from before there were checks go on
+            del fields["check"]
     header = {
         "format": 1,
         "responses": dict(responses.header),
@@ -133,6 +136,10 @@ def pass_at_1_finding(
         "sqrt(p (1 - p) / n); low and high are Wilson's 95% interval. Counts: passed; wrong, a test gave something "
         "else; error, a test raised or was killed; timeout; syntax, no Python program at all."
     ]
+    if not settings.get("isolated", True):
+        text.append(
+            "Programs were run without isolation (--unsafe): one that looks for its check could forge its result."
+        )
     for model, file in responses.items():
         cut = sum(row.stopped is False for row in file.rows)
         if cut:

@@ -9,7 +9,6 @@ A task has a prompt, tests, and a way from a response to the program that is tes
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from wpr.data import DataSettings, Row
 from wpr.data.formats import make_row
 from wpr.data.readers import Record, read_records
 from wpr.data.rows import BadRowError, DataError, shown
-from wpr.rewards.code.problems import Case, Problem, parse_problem
+from wpr.rewards.code.problems import PASSES, Problem, parse_problem
 from wpr.rewards.code.reward import program_of
 
 Style = Literal["complete", "chat"]
@@ -34,6 +33,9 @@ REQUEST = (
     "complete function in one code block.\n\n```python\n{prompt}\n```"
 )
 """What a chat model is asked."""
+
+HEAD = r"(?:async[ \t]++def|def)[ \t]++{}\b"
+"""Of a function. White space within a line only: going over all lines that follow, from each of them, takes long."""
 
 FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
@@ -94,18 +96,14 @@ def humaneval_task(record: Record, style: Style) -> CodeTask:
     entry = texts["entry_point"]
     if not entry.isidentifier():
         raise DataError(f"{record.origin}: entry_point is {entry!r}, which is no name of a function")
-    # A name that a program does not know, so that it is not replaced by chance.
-    verdict = "verdict_" + hashlib.sha256(texts["test"].encode()).hexdigest()[:16]
-    tail = (
-        f"\n\n{texts['test']}\n\ndef {verdict}():\n    try:\n        check({entry})\n    except AssertionError:\n"
-        '        return "wrong"\n    return "passed"\n'
-    )
+    # Some tests use the prompt's own functions. They are the prompt's here, whatever the program makes of them.
+    check = f"{before_function(texts['prompt'], entry)}\n\n{texts['test']}\n\ncheck({entry})\n"
     make = completed if style == "complete" else answered
     return CodeTask(
         texts["task_id"],
         Row(texts["prompt"] if style == "complete" else REQUEST.format(prompt=texts["prompt"].strip())),
-        Problem((Case([], "passed"),), verdict, "humaneval", texts["task_id"], bare=True),
-        lambda response: make(texts["prompt"], entry, response) + tail,
+        Problem((PASSES,), entry, "humaneval", texts["task_id"], bare=True, check=check),
+        lambda response: make(texts["prompt"], entry, response),
     )
 
 
@@ -120,12 +118,16 @@ def answered(prompt: str, entry: str, response: str) -> str:
     functions). A block that does not define the function is taken for its body.
     """
     block = program_of(response)
-    if not re.search(rf"^\s*(async\s+)?def\s+{re.escape(entry)}\b", block, re.MULTILINE):
+    if not re.search(rf"\n[ \t\f]*+{HEAD.format(re.escape(entry))}", f"\n{block}"):
         return prompt + block
-    start = re.search(rf"^(async\s+)?def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
-    before = prompt[: start.start()] if start is not None else ""
     futures = "".join(FUTURE.findall(block))  # must stand first
-    return f"{futures}{before}\n{FUTURE.sub('', block)}"
+    return f"{futures}{before_function(prompt, entry)}\n{FUTURE.sub('', block)}"
+
+
+def before_function(prompt: str, entry: str) -> str:
+    """What stands before the function in the prompt: imports, other functions."""
+    start = re.search(rf"\n{HEAD.format(re.escape(entry))}", f"\n{prompt}")
+    return prompt[: start.start()] if start is not None else ""
 
 
 def apps_task(record: Record) -> CodeTask:

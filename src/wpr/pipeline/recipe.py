@@ -79,7 +79,8 @@ class ScorerSettings:
     kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function.
     name: folder or hub name of a reward model; null: the one that the reward stage trains.
     function: ``package.module:function``, see `wpr.rewards.FunctionReward`.
-    workers: programs run at a time; null: one a core. unsafe: run programs without isolation if there is none.
+    workers: programs run at a time, at most one per core; null: one per core.
+    unsafe: run programs without isolation if there is none.
     limits: of one program's run, see `wpr.rewards.code.Limits`.
     """
 

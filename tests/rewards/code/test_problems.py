@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -85,6 +86,20 @@ def test_no_problem_without_tests() -> None:
         ("Yes", "YES", False),
         ("1_0.5", "10.5", True),  # Python's own way to read numbers
         ("9" * 5000, "1.5", False),
+        ("5", "1e999", False),  # which is infinite, and with it the tolerance
+        ("-1e999", "1e999", False),
+        ("inf", "1e999", True),
+        ("-inf", "-1e999", True),
+        ("inf", "-1e999", False),
+        ("nan", "1e999", False),
+        ("1e999", "1e308", False),
+        ("5", "inf", False),
+        ("inf", "inf", True),
+        ("-inf", "inf", False),
+        ("nan", "inf", False),
+        ("nan", "nan", True),
+        ("5", "nan", False),
+        ("inf", "nan", False),
     ],
 )
 def test_output(given: str, expected: str, same: bool) -> None:
@@ -112,6 +127,19 @@ def test_output(given: str, expected: str, same: bool) -> None:
         ([], [[]], True),
         ([], [], True),
         (None, [], False),
+        (5, math.inf, False),
+        (1e308, math.inf, False),
+        (10**400, math.inf, False),
+        (math.inf, math.inf, True),
+        (-math.inf, math.inf, False),
+        (-math.inf, -math.inf, True),
+        (math.nan, math.inf, False),
+        (math.nan, math.nan, True),
+        ([math.nan, 1.0], [math.nan, 1.0], True),
+        (5, math.nan, False),
+        (math.inf, math.nan, False),
+        (math.inf, 1e308, False),
+        (math.nan, 1.5, False),
     ],
 )
 def test_value(given: Any, expected: Any, same: bool) -> None:
@@ -119,7 +147,7 @@ def test_value(given: Any, expected: Any, same: bool) -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )

@@ -45,6 +45,38 @@ def test_no_reward_without_tests() -> None:
         ("```python\nprint(1)\n", "print(1)\n"),  # cut off at the token limit
         ("```python\nprint('```')\n```\n", "print('```')\n"),
         ("", ""),
+        ("```\n```\nprint(1)", ""),
+        ("```python", "```python"),
+        ("Sure.\r\n```python\r\nprint(1)\r\nprint(2)\r\n```\r\nDone.", "print(1)\nprint(2)\n"),
+        ("```python\rprint(1)\r```\r", "print(1)\n"),
+        ("````python\nprint(1)\n````\nDone.", "print(1)\n"),
+        ("``````\nprint(1)\n```````\nDone.", "print(1)\n"),
+        ("~~~~~ python\nprint(1)\n~~~~~", "print(1)\n"),
+        ("````\naaa\n```\n````", "aaa\n```\n"),  # the closing fence is as long as the opening one
+        ("````python\nprint(1)\n```\nDone.", "print(1)\n"),  # unless there is none
+        ("```\naaa\n~~~\n```", "aaa\n~~~\n"),
+        ("```python\nprint(1)\n``` This prints 1.", "print(1)\n"),
+        ("```python\nprint(1)\n```This prints 1.\n```\n1\n```\n", "print(1)\n"),
+        ("```python\nprint(1)\n``` and then\n```python\nprint(2)\n```\n", "print(1)\n"),
+        ("```python\nprint(1)\n```python\nprint(2)\n```\n", "print(1)\n"),
+        ("1. So:\n\n   ```python\n   if 1:\n       print(1)\n\n   ```\n2. Done", "if 1:\n    print(1)\n\n"),
+        ("\t```\n\tif 1:\n\t\tprint(1)\n\t```", "if 1:\n\tprint(1)\n"),
+        ("    ```python\nif 1:\n    print(1)\n    ```", "if 1:\n    print(1)\n"),  # only the fences
+        ("    ```\n  if 1:\n      print(1)\n    ```", "if 1:\n    print(1)\n"),
+        ("  ```\n\n      return 1\n  ```", "\n    return 1\n"),
+        ("Run ``` it\n```python ```\nprint(1)\n", "print(1)\n"),  # where there is no better opening fence
+        ("```python\n    return 1\n    ```", "    return 1\n"),  # only the closing fence; a body keeps its indentation
+        ("`x` is ```code``` and\n```this``` too\n```\nprint(1)\n```", "print(1)\n"),  # within a line
+        # A fence in a string of several lines is part of the program, whatever stands behind it.
+        ('```\nprint("""\n```python\n``` x\n""")\n```\nDone.', 'print("""\n```python\n``` x\n""")\n'),
+        (
+            "```\ndef f():\n    '''So:\n    ```\n    f()\n    ```\n    '''\n    return 1\n```\n",
+            "def f():\n    '''So:\n    ```\n    f()\n    ```\n    '''\n    return 1\n",
+        ),
+        ("```\na = '\"\"\"'  # don't '''\nb = \"it's\"\n```\n\"\"\" '''", "a = '\"\"\"'  # don't '''\nb = \"it's\"\n"),
+        ("```\na = 'x\\'''\"\"\"y'\nprint(a)\n```\n", "a = 'x\\'''\"\"\"y'\nprint(a)\n"),
+        ('```\n"""never closed\n```\nDone.', '"""never closed\n'),
+        ("```\na = '''\\'''\n``` x\n'''\n```", "a = '''\\'''\n``` x\n'''\n"),
     ],
 )
 def test_programs_in_responses(response: str, program: str) -> None:
@@ -74,14 +106,15 @@ def test_each_response_on_its_own_problem() -> None:
                 "print(1",
                 "class Solution:\n    def double(self, x: int) -> int:\n        return 8",
                 "print(undefined)",
+                "1. Read:\r\n   ````python\r\n   print(sum(map(int, input().split())))\r\n   ```` That is all.\r\n",
             ],
-            input_output=[SUM, DOUBLE, SUM, SUM, DOUBLE, SUM],
-            fn_name=[None] * 6,
+            input_output=[SUM, DOUBLE, SUM, SUM, DOUBLE, SUM, SUM],
+            fn_name=[None] * 7,
         )
     )
     assert scores.dtype == torch.float32
-    assert torch.allclose(scores, torch.tensor([1.0, 1.0, 0.35, -1.0, 0.35, -0.6]))
-    assert [outcome.compiled for outcome in reward.outcomes] == [True, True, True, False, True, True]
+    assert torch.allclose(scores, torch.tensor([1.0, 1.0, 0.35, -1.0, 0.35, -0.6, 1.0]))
+    assert [outcome.compiled for outcome in reward.outcomes] == [True, True, True, False, True, True, True]
     assert "NameError: name 'undefined'" in reward.outcomes[5].message
 
 

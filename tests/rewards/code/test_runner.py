@@ -77,6 +77,23 @@ def test_numbers_of_many_digits() -> None:
 
 @isolated
 @pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        ("Infinity", "float('inf')", "5"),
+        ("-Infinity", "-float('inf')", "float('inf')"),
+        ("1e999", "float('inf')", "10**400"),
+        ("NaN", "float('nan')", "0.0"),
+    ],
+)
+def test_infinity_and_nan(expected: str, right: str, wrong: str) -> None:
+    """As JSON text, in which Python writes and reads them."""
+    problem = parse_problem(f'{{"inputs": [[]], "outputs": [{expected}], "fn_name": "solve"}}')
+    assert run(f"def solve(): return {right}", problem).results == ("pass",)
+    assert run(f"def solve(): return {wrong}", problem).results == ("fail",)
+
+
+@isolated
+@pytest.mark.parametrize(
     ("program", "result"),
     [
         ("def other(): return 1", "error"),

@@ -17,6 +17,7 @@ import pytest
 
 from tests.rewards.code.programs import QUICK, isolated, prints, processes_left, returns
 from wpr.rewards.code import Outcome, Problem, Runner, isolation
+from wpr.rewards.code.processors import usable_processors
 from wpr.rewards.code.sandbox import Sandbox
 
 pytestmark = isolated
@@ -271,6 +272,48 @@ except RuntimeError:
     print(started)
 """
     assert run(program, prints("15")).passed  # and the main thread
+
+
+def test_one_processor() -> None:
+    """Of all threads together, and there is no way to another."""
+    program = """
+import os, threading
+def look():
+    print(len(os.sched_getaffinity(0)), end=' ')
+    try:
+        os.sched_setaffinity(0, range(1024))
+    except PermissionError:
+        print('refused')
+look()
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+    assert run(program, prints("1 refused\n1 refused")).passed
+
+
+@pytest.mark.skipif(usable_processors() < 2, reason="on one processor there are no neighbours")
+@pytest.mark.parametrize("more", [0, 5])
+def test_busy_threads_do_not_slow_the_neighbours(more: int) -> None:
+    """With as many workers as processors, and with more. (Without a processor of its own, a program is safe from its
+    neighbours' threads only where the kernel groups processes by session, which it does not in containers.)
+    """
+    attack = """
+import hashlib, threading
+threading.stack_size(2**16)
+def work():
+    while True:
+        hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**6)  # other threads run meanwhile
+for _ in range(31):
+    threading.Thread(target=work).start()
+work()
+"""
+    neighbour = "import time\nwhile time.process_time() < 0.5:\n    pass\nprint('done')"
+    limits = replace(QUICK, wall_seconds=5.0, cpu_seconds=30.0, processes=32)
+    runner = Runner(limits, workers=usable_processors() + more)
+    outcomes = runner.run([(attack, prints("")), *[(neighbour, prints("done"))] * (usable_processors() + more)])
+    assert outcomes[0].results == ("timeout",)
+    assert all(outcome.passed for outcome in outcomes[1:])
 
 
 def test_raising_the_limits() -> None:

@@ -19,7 +19,7 @@ def same_output(given: str, expected: str) -> bool:
     """Whether standard output is the expected one.
 
     That is: the same words in the same order, however spaced, where numbers that are *expected* with a fraction or an
-    exponent may differ by ``1e-8 + 1e-5 * |expected|``. Whole numbers must be exact.
+    exponent may differ by ``1e-8 + 1e-5 * |expected|``. Whole numbers must be exact, and so must infinity and NaN.
     """
     # Word by word, so that megabytes of nonsense are left at the first wrong one.
     found = (word.group() for word in WORD.finditer(given))
@@ -30,7 +30,7 @@ def same_value(given: Any, expected: Any) -> bool:
     """Whether a returned value is the expected one, both as JSON has them (a tuple is a list).
 
     APPS wraps some expected values in a list of one, so that is looked into. Numbers with a fraction are compared with
-    the tolerance of `same_output`.
+    the tolerance of `same_output`. NaN is the right answer where NaN is expected.
     """
     if _same(given, expected):
         return True
@@ -49,7 +49,9 @@ def _same_word(given: str, expected: str) -> bool:
 
 
 def _close(given: float, expected: float) -> bool:
-    return math.isfinite(given) and abs(given - expected) <= ABSOLUTE + RELATIVE * abs(expected)
+    if not math.isfinite(expected):  # the tolerance would be infinite too, and every number within it
+        return given == expected or (math.isnan(given) and math.isnan(expected))
+    return abs(given - expected) <= ABSOLUTE + RELATIVE * abs(expected)
 
 
 def _same(given: Any, expected: Any) -> bool:

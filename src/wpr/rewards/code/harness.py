@@ -6,6 +6,17 @@ the harness shares the sandbox with the generated program, which may at worst sp
 
 The caller writes messages to standard input: a length and that many bytes. Each is answered on standard output: a
 number, two lengths, a text and bytes; see `send`. Few modules are imported here, for starting is what takes time.
+
+A check that calls a program's function many times and looks at what it returns, as HumanEval has them, takes two
+sandboxes, for whoever shares a process with a check can make it pass. In one the program serves calls (`serve`), in the
+other the check makes them (`candidate`); the caller carries each message over:
+
+    check   -> program     [[argument, ...], {name: argument, ...}]
+    program -> check       ["value", value] or ["raised", name of a built-in exception, its words]
+
+Values are plain ones, as JSON, see `packed`: what comes out of `unpacked` is equal to what Python says it is equal to,
+whatever the program sent, and shares nothing with the program. So a program can answer each call as it likes, knowing
+its arguments, and nothing else. The check's verdict comes from its own sandbox.
 """
 
 from __future__ import annotations
@@ -25,10 +36,11 @@ TYPE_CHECKING = False  # typing's own costs as much time as the rest of this fil
 if TYPE_CHECKING:
     from typing import Any
 
-FLOODED = 1000  # beyond any exit status
+FLOODED, MESSAGE = 1000, 1001  # beyond any exit status
 SIGKILL = 9
 STDERR_KEPT = 2000  # bytes
 RESULT = 3  # the file descriptor on which a function's value leaves
+INBOX, OUTBOX = 4, 5  # those of a check's and a program's messages to each other
 
 # What APPS's own tester imports before a program, and solutions rely on: name -> module ("" where it is the module).
 NAMES = {
@@ -50,28 +62,31 @@ class RefusalError(Exception):
     """A protection that could not be set up; no program is run then."""
 
 
-def read_exactly(count: int) -> bytes:
+def read_exactly(count: int, source: int) -> bytes:
     """That many bytes from the caller; ends the process when the caller is done with it."""
     data = bytearray()
     while len(data) < count:
-        piece = os.read(0, min(count - len(data), 1 << 20))
+        piece = os.read(source, min(count - len(data), 1 << 20))
         if not piece:
             os._exit(0)
         data += piece
     return bytes(data)
 
 
-def receive() -> bytes:
+def receive(source: int = 0) -> bytes:
     """The caller's next message."""
-    return read_exactly(*struct.unpack(">Q", read_exactly(8)))
+    (size,) = struct.unpack(">Q", read_exactly(8, source))
+    return read_exactly(size, source)
 
 
-def send(code: int, text: str = "", body: bytes = b"") -> None:
-    """An answer: 0 for success, else an exit status, a signal below 0, or `FLOODED`; what to say of it; the output."""
+def send(code: int, text: str = "", body: bytes = b"", target: int = 1) -> None:
+    """An answer: 0 for success, else an exit status, a signal below 0, or `FLOODED`; what to say of it; the output.
+    Or `MESSAGE`, and a message for the other sandbox.
+    """
     words = text.encode("utf-8", "replace")[-STDERR_KEPT:]
     data = memoryview(struct.pack(">iII", code, len(words), len(body)) + words + body)
     while data:
-        data = data[os.write(1, data) :]
+        data = data[os.write(target, data) :]
 
 
 def system_call(name: str, *arguments: Any) -> None:
@@ -126,6 +141,15 @@ def set_limits(limits: dict[str, Any], isolated: bool, others: int) -> None:
                 raise RefusalError(f"limit {kind} could not be set to {value}: {error}") from None
 
 
+def bind_to_processor(number: int | None) -> None:
+    """This process and all that come from it; the filter of system calls keeps a program from undoing it."""
+    if number is not None:
+        try:
+            os.sched_setaffinity(0, {number})
+        except OSError as error:
+            raise RefusalError(f"processor {number} could not be chosen: {error}") from None
+
+
 def install_filter(program: bytes) -> None:
     """Hand the kernel the filter of system calls, for this process and for good."""
     pr_set_no_new_privs, pr_set_seccomp, mode_filter = 38, 22, 2
@@ -163,8 +187,94 @@ def function_in(namespace: dict[str, Any], name: str) -> Any:
     return namespace[name]
 
 
-def run_program(code: types.CodeType, names: dict[str, Any], fn_name: str | None, given: bytes) -> None:
+def packed(value: Any) -> Any:
+    """A plain value as JSON can say it: what JSON lacks is a list that begins with the name of its type. A value of a
+    derived class is one of the plain class. Raises TypeError for any other.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return ["bytes", value.hex()]
+    if isinstance(value, complex):
+        return ["complex", value.real, value.imag]
+    if isinstance(value, dict):
+        return ["dict", *([packed(key), packed(item)] for key, item in value.items())]
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return [kind.__name__, *map(packed, value)]
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent between a check and a program")
+
+
+def unpacked(value: Any) -> Any:
+    """What `packed` made. Untrusted: nothing but plain values comes out, or an exception."""
+    if isinstance(value, dict):
+        raise ValueError("a dictionary is a list, too")
+    if not isinstance(value, list):
+        return value
+    kind, *items = value
+    if kind == "object":
+        return object()
+    if kind == "bytes":
+        return bytes.fromhex(*items)
+    if kind == "complex":
+        return complex(*items)
+    if kind == "dict":
+        return {unpacked(key): unpacked(item) for key, item in items}
+    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(unpacked, items))
+
+
+def serve(function: Any) -> None:
+    """In the program's sandbox: answer calls until the caller hangs up."""
+    import json
+
+    while True:
+        arguments, named = map(unpacked, json.loads(receive(INBOX)))
+        try:
+            value = function(*arguments, **named)
+        except Exception as error:
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            text = json.dumps(["raised", kind, str(error)[:STDERR_KEPT]])
+        else:
+            try:
+                text = json.dumps(["value", packed(value)])
+            except (TypeError, RecursionError):
+                text = '["value", ["object"]]'  # equal to nothing
+        send(MESSAGE, body=text.encode(), target=OUTBOX)
+
+
+def candidate(*arguments: Any, **named: Any) -> Any:
+    """In the check's sandbox: the program's function. Arguments are copied, so a program cannot change them here."""
+    import json
+
+    send(MESSAGE, body=json.dumps([packed(arguments), packed(named)]).encode(), target=OUTBOX)
+    answer, *details = json.loads(receive(INBOX))
+    if answer == "value":
+        return unpacked(*details)
+    raise rebuilt(*details)
+
+
+def rebuilt(name: str, words: str) -> Exception:
+    """What the program's function raised, where that is an exception of Python that is made of words."""
+    kind = vars(builtins).get(name)
+    # A StopIteration would end a loop of the check in silence.
+    others = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, others):
+        return kind(words)
+    return RuntimeError(f"{name}: {words}")
+
+
+def verdict(code: types.CodeType, namespace: dict[str, Any]) -> str:
+    """Of a check that runs to its end, or that fails an assertion."""
+    try:
+        exec(code, namespace)
+    except AssertionError:
+        return "wrong"
+    return "passed"
+
+
+def run_program(code: types.CodeType, names: dict[str, Any], given: bytes, setup: dict[str, Any]) -> None:
     """In the child: the generated program. ``given``: a function's arguments, marshalled; JSON's keys are text."""
+    fn_name, part = setup["fn_name"], setup["part"]
     # A function's program is a module: what stands under `if __name__ == "__main__"` would read standard input.
     name = "__main__" if fn_name is None else "program"
     module = types.ModuleType(name)
@@ -172,12 +282,20 @@ def run_program(code: types.CodeType, names: dict[str, Any], fn_name: str | None
     sys.argv = ["program.py"]
     namespace = module.__dict__
     namespace.update(names)
-    exec(code, namespace)
-    if fn_name is None:
-        return
+    if part == "check":
+        namespace[fn_name] = candidate
+        value = verdict(code, namespace)
+    else:
+        exec(code, namespace)
+        if fn_name is None:
+            return
+        if part == "program":
+            if fn_name not in namespace:
+                raise NameError(f"the program has no function {fn_name}")
+            serve(namespace[fn_name])
+        value = function_in(namespace, fn_name)(*marshal.loads(given))
     import json  # as it was: the caller had it imported before the program
 
-    value = function_in(namespace, fn_name)(*marshal.loads(given))
     try:
         text = json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError, OverflowError):
@@ -196,10 +314,11 @@ def child(
     setup: dict[str, Any],
 ) -> int:
     """In the child: limits, then the program; its exit status."""
-    # stdin may be 3 itself, but it is moved first; the pipes lie above.
-    for target, source in enumerate([stdin, *pipes]):
+    # stdin may be 3 itself, but it is moved first; the pipes lie above, and above them the way to the caller.
+    sources = [stdin, *pipes, *([os.dup(0), os.dup(1)] if setup["part"] else [])]
+    for target, source in enumerate(sources):
         os.dup2(source, target)
-    os.closerange(RESULT + 1, 65536 if setup["isolated"] else 256)
+    os.closerange(len(sources), 65536 if setup["isolated"] else 256)
     seconds = max(1, -int(-setup["limits"]["cpu_seconds"] // 1))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (setup["limits"]["tmp_mb"] * 2**20,) * 2)
@@ -210,7 +329,7 @@ def child(
     if setup["filter"]:
         install_filter(setup["filter"])
     try:
-        run_program(code, names, setup["fn_name"], given)
+        run_program(code, names, given, setup)
     except SystemExit:
         raise
     except BaseException as error:
@@ -296,6 +415,7 @@ def main() -> int:
             drop_privileges(setup["user"])
         # We, and bubblewrap's reaper where it is of the same user.
         set_limits(setup["limits"], setup["isolated"], others=2 if setup["user"] is None else 1)
+        bind_to_processor(setup["processor"])
     except RefusalError as refusal:
         send(1, str(refusal))
         return 1

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from wpr.rewards.code.limits import Limits
+from wpr.rewards.code.processors import own_processor
 from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError
 from wpr.rewards.code.seccomp import filter_program
 
@@ -32,12 +33,14 @@ attempt("write outside", lambda: open("/file", "w").close())
 attempt("process", os.fork)
 attempt("socket", socket.socket)
 attempt("root", lambda: os.setuid(0))
+attempt("other processors", lambda: os.sched_setaffinity(0, range(1024)))
 release = threading.Event()
 def thread():
     threading.Thread(target=release.wait, daemon=True).start()
 attempt("thread", thread)
 attempt("many threads", lambda: [thread() for _ in range(8)])
 release.set()
+found["one processor"] = len(os.sched_getaffinity(0)) == 1
 found["alone"] = os.getpid() < 10 and not os.path.exists("/proc/1") and not os.path.exists("/home")
 print(json.dumps(found))
 """
@@ -47,8 +50,10 @@ EXPECTED = {
     "process": False,
     "socket": False,
     "root": False,
+    "other processors": False,
     "thread": True,
     "many threads": False,
+    "one processor": True,
     "alone": True,
 }
 
@@ -87,7 +92,7 @@ def _examined(bwrap: str | None) -> Isolation:
         return Isolation(None, "there is no bwrap (bubblewrap) in PATH")
     limits = replace(Limits(), processes=4, wall_seconds=30.0)
     try:
-        with Sandbox(limits, bwrap) as sandbox:
+        with own_processor() as processor, Sandbox(limits, bwrap, processor) as sandbox:
             sandbox.prepare(ATTEMPTS)
             _, told, output = sandbox.test("")
         found = json.loads(output)

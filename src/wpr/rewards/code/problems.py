@@ -25,6 +25,10 @@ class Case:
     expected: Any
 
 
+PASSES = Case([], "passed")
+"""A check that runs to its end."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A problem's tests, never empty.
@@ -36,6 +40,9 @@ class Problem:
     starter_code: the first lines of the function, which the prompt shows.
     bare: without the names that APPS's tester has ready (``List``, ``deque``, ``sqrt``, ...): a program imports what it
         uses.
+    check: source of a program that calls ``fn_name`` and asserts what it returns, as HumanEval's tests do. It runs in a
+        sandbox of its own, where the name stands for the function in the other. That gets and gives plain values: None,
+        numbers, text, bytes, and lists, tuples, sets and dictionaries of them. The one test is then `PASSES`.
     """
 
     tests: tuple[Case, ...]
@@ -44,10 +51,13 @@ class Problem:
     problem_id: str = "problem"
     starter_code: str = ""
     bare: bool = False
+    check: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tests:
             raise ProblemError(f"{self.problem_id} has no tests, so no program can be scored on it; filter it out")
+        if self.check is not None and (self.fn_name is None or self.tests != (PASSES,)):
+            raise ProblemError(f"{self.problem_id} has a check; it needs fn_name, and (PASSES,) for its tests")
 
 
 def parse_problem(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from signal import SIGXCPU, Signals
 
 from wpr.rewards.code.comparison import same_output, same_value
@@ -13,8 +14,9 @@ from wpr.rewards.code.harness import FLOODED
 from wpr.rewards.code.isolation import REMEDY, isolation
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, Result
-from wpr.rewards.code.problems import Case, Problem, read_json
-from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError
+from wpr.rewards.code.problems import PASSES, Case, Problem, ProblemError, read_json
+from wpr.rewards.code.processors import own_processor, usable_processors
+from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError, run_check
 
 MESSAGE_LENGTH = 500  # characters
 
@@ -23,7 +25,9 @@ class Runner:
     """Runs programs in sandboxes.
 
     limits: of each test; `Limits()` if None.
-    workers: sandboxes at once; one a processor that this process may use if None.
+    workers: programs at once, at most one per processor that this process may use: two on one processor take each
+        other's time, and one with many threads takes nearly all. None: this process's share of the processors, if it is
+        one of several on the machine that ``torchrun`` or ``accelerate`` started.
     unsafe: run without isolation where there is none. Generated programs then have your rights.
     stop_early: leave out the tests that follow an error or a timeout. The reward is decided by then, and a program that
         never ends costs its time limit once, not once a test.
@@ -33,10 +37,11 @@ class Runner:
         self, limits: Limits | None = None, workers: int | None = None, unsafe: bool = False, stop_early: bool = True
     ) -> None:
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one a processor")
+            raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one per processor")
         self.limits = limits or Limits()
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = workers or usable or 1
+        usable = usable_processors()
+        share = max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.workers = min(workers or share, usable)
         self.stop_early = stop_early
         found = isolation()
         if not found.available:
@@ -56,10 +61,16 @@ class Runner:
 
     def _run(self, pair: tuple[str, Problem]) -> Outcome:
         program, problem = pair
+        with own_processor() as processor:
+            if problem.check is not None:
+                return self._run_check(program, problem, problem.check, processor)
+            return self._run_tests(program, problem, processor)
+
+    def _run_tests(self, program: str, problem: Problem, processor: int | None) -> Outcome:
         results: list[Result] = []
         message = ""
         while len(results) < len(problem.tests):  # a broken sandbox is replaced
-            with Sandbox(self.limits, self.bwrap) as sandbox:
+            with Sandbox(self.limits, self.bwrap, processor) as sandbox:
                 try:
                     compiled, told = sandbox.prepare(program, problem.fn_name, problem.bare)
                 except SandboxTimeoutError:  # time is up is never "does not compile"
@@ -69,26 +80,47 @@ class Runner:
                     return Outcome(False, (), _shown(told))
                 whole = True
                 while whole and len(results) < len(problem.tests):
-                    result, told, whole = _judge(sandbox, problem.tests[len(results)], problem.fn_name)
+                    test = problem.tests[len(results)]
+                    result, told, whole = _judge(partial(sandbox.test, test.given), test, problem.fn_name, self.limits)
                     results.append(result)
                     message = message or _shown(told)
                     if self.stop_early and result in ("error", "timeout"):
                         results += ["skipped" for _ in problem.tests[len(results) :]]
         return Outcome(True, tuple(results), message)
 
+    def _run_check(self, source: str, problem: Problem, check_source: str, processor: int | None) -> Outcome:
+        # On one processor, for they take turns.
+        sandboxes = [Sandbox(self.limits, self.bwrap, processor) for _ in range(2)]
+        with sandboxes[0] as program, sandboxes[1] as check:
+            try:
+                compiled, told = program.prepare(source, problem.fn_name, problem.bare, "program")
+                if not compiled:
+                    return Outcome(False, (), _shown(told))
+                compiled, told = check.prepare(check_source, problem.fn_name, problem.bare, "check")
+            except SandboxTimeoutError:
+                return Outcome(True, ("timeout",), "compiling took too long")
+            if not compiled:
+                raise ProblemError(
+                    f"{problem.problem_id}: its check does not compile ({told}); fix it, or filter it out"
+                )
+            result, told, _ = _judge(partial(run_check, program, check), PASSES, problem.fn_name, self.limits)
+        return Outcome(True, (result,), _shown(told))
 
-def _judge(sandbox: Sandbox, test: Case, fn_name: str | None) -> tuple[Result, str, bool]:
+
+def _judge(
+    run: Callable[[], tuple[int, str, bytes]], test: Case, fn_name: str | None, limits: Limits
+) -> tuple[Result, str, bool]:
     """One test: its result, what to say of it, and whether the sandbox is good for another."""
     try:
-        code, told, body = sandbox.test(test.given)
+        code, told, body = run()
     except SandboxTimeoutError:
-        return "timeout", f"no result after {sandbox.limits.wall_seconds:g} seconds", False
+        return "timeout", f"no result after {limits.wall_seconds:g} seconds", False
     except SandboxEndedError as error:
         return "error", f"the program broke its sandbox: {error}", False
     if code == FLOODED:
-        return "error", f"more than {sandbox.limits.output_bytes} bytes of output", True
+        return "error", f"more than {limits.output_bytes} bytes of output", True
     if code == -SIGXCPU:
-        return "timeout", f"more than {sandbox.limits.cpu_seconds:g} seconds of processor time", True
+        return "timeout", f"more than {limits.cpu_seconds:g} seconds of processor time", True
     if code != 0:
         return "error", told or _ending(code), True
     if fn_name is None:

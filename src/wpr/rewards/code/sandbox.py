@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from wpr.rewards.base import RewardError
 from wpr.rewards.code import harness
@@ -37,6 +37,8 @@ MANY_USERS, FEW_USERS = range(0x70000000, 0x80000000), range(61184, 65520)
 """User ids that Linux distributions leave free; the few lie within the 65,536 that a container may have."""
 
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434  # the same on all processors
+
+Part = Literal["program", "check"]
 
 _numbers = itertools.count()
 
@@ -137,10 +139,11 @@ class Sandbox:
 
     bwrap: path of bubblewrap; None runs without isolation (own process group, empty environment, folder of its own,
         limits, and the filter of system calls where there is one).
+    processor: the one that the program is bound to, see `own_processor`; None binds it to none.
     """
 
-    def __init__(self, limits: Limits, bwrap: str | None) -> None:
-        self.limits, self.bwrap = limits, bwrap
+    def __init__(self, limits: Limits, bwrap: str | None, processor: int | None = None) -> None:
+        self.limits, self.bwrap, self.processor = limits, bwrap, processor
         self.number = next(_numbers)
         self.killer: int | None = None  # a handle on the process whose end is the end of all others in there
         self.undo = contextlib.ExitStack()
@@ -194,8 +197,12 @@ class Sandbox:
             if writer >= 0:
                 os.close(writer)
 
-    def prepare(self, program: str, fn_name: str | None = None, bare: bool = False) -> tuple[bool, str]:
-        """Hand over the program. Whether it compiles, and the compiler's words if not. bare: see `Problem`."""
+    def prepare(
+        self, program: str, fn_name: str | None = None, bare: bool = False, part: Part | None = None
+    ) -> tuple[bool, str]:
+        """Hand over the program. Whether it compiles, and the compiler's words if not. bare: see `Problem`; part: see
+        `run_check`.
+        """
         self.fn_name = fn_name
         setup = {
             "limits": asdict(self.limits),
@@ -203,11 +210,13 @@ class Sandbox:
             "filter": filter_program(platform.machine()),
             "fn_name": fn_name,
             "bare": bare,
+            "part": part,
             "user": user_of(self.number) if self.bwrap is not None else None,
+            "processor": self.processor,
         }
         try:
             end = time.monotonic() + START_SECONDS
-            self._send(marshal.dumps(setup), end)
+            self.send(marshal.dumps(setup), end)
             code, told, _ = self._receive(end)
         except (SandboxEndedError, SandboxTimeoutError) as error:
             raise SandboxError(f"the sandbox did not start: {self._complaint() or repr(error)}") from None
@@ -215,7 +224,7 @@ class Sandbox:
             raise SandboxError(f"the sandbox did not start: {told}")
         end = time.monotonic() + self.limits.wall_seconds
         try:
-            self._send(program.encode("utf-8", "surrogatepass"), end)
+            self.send(program.encode("utf-8", "surrogatepass"), end)
             code, told, _ = self._receive(end)
         except SandboxEndedError:
             return False, "the compiler crashed or ran out of memory"
@@ -225,11 +234,16 @@ class Sandbox:
         """Run one test: its exit status (a signal below 0, or `harness.FLOODED`), what it wrote to standard error last,
         and its standard output, or the returned value as JSON.
         """
-        end = time.monotonic() + self.limits.wall_seconds
-        self._send(given.encode("utf-8", "surrogatepass") if self.fn_name is None else marshal.dumps(given), end)
+        message = given.encode("utf-8", "surrogatepass") if self.fn_name is None else marshal.dumps(given)
+        return self.exchange(message, time.monotonic() + self.limits.wall_seconds)
+
+    def exchange(self, message: bytes, end: float) -> tuple[int, str, bytes]:
+        """Pass on a message, and wait for the answer until ``end``."""
+        self.send(message, end)
         return self._receive(end)
 
-    def _send(self, message: bytes, end: float) -> None:
+    def send(self, message: bytes, end: float) -> None:
+        """Pass on a message."""
         data = memoryview(struct.pack(">Q", len(message)) + message)
         while data:
             try:
@@ -293,3 +307,21 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo.close()
+
+
+def run_check(program: Sandbox, check: Sandbox) -> tuple[int, str, bytes]:
+    """Run a check in one sandbox on the program in another; both were prepared for their parts. The answer is that of
+    `Sandbox.test`: the check's, with its verdict as JSON, or that of a program that ended before the check did, without
+    any. The time limit is that of one test.
+
+    Every message is carried over unread, see `harness`.
+    """
+    end = time.monotonic() + check.limits.wall_seconds
+    program.send(b"", end)
+    code, told, body = check.exchange(b"", end)
+    while code == harness.MESSAGE:
+        code, told, body = program.exchange(body, end)
+        if code != harness.MESSAGE:
+            return code, told, b""
+        code, told, body = check.exchange(body, end)
+    return code, told, body

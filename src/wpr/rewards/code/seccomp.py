@@ -34,7 +34,8 @@ class Architecture:
 
 # Denied are: new processes (a program is one process, so that the limit on memory is the whole truth); other programs;
 # other processes' memory; mounts and namespaces; kernel interfaces with a history; memory that no limit counts (memfd,
-# System V); sockets, for there are families that a network namespace does not confine; keys; clock, host name, modules.
+# System V); sockets, for there are families that a network namespace does not confine; keys; clock, host name, modules;
+# other processors than the one that the program was given.
 ARCHITECTURES = {
     "x86_64": Architecture(
         audit=0xC000003E,
@@ -51,7 +52,7 @@ ARCHITECTURES = {
             "ioperm": 173, "modify_ldt": 154, "syslog": 103, "settimeofday": 164, "clock_settime": 227, "adjtimex": 159,
             "clock_adjtime": 305, "sethostname": 170, "setdomainname": 171, "mbind": 237, "set_mempolicy": 238,
             "migrate_pages": 256, "move_pages": 279, "fanotify_init": 300, "vmsplice": 278, "io_setup": 206,
-            "lookup_dcookie": 212, "nfsservctl": 180, "vhangup": 153,
+            "lookup_dcookie": 212, "nfsservctl": 180, "vhangup": 153, "sched_setaffinity": 203,
         },
     ),
     "aarch64": Architecture(
@@ -69,6 +70,7 @@ ARCHITECTURES = {
             "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266, "sethostname": 161, "setdomainname": 162,
             "mbind": 235, "set_mempolicy": 237, "migrate_pages": 238, "move_pages": 239, "fanotify_init": 262,
             "vmsplice": 75, "io_setup": 0, "lookup_dcookie": 18, "nfsservctl": 42, "vhangup": 58,
+            "sched_setaffinity": 122,
         },
     ),
 }  # fmt: skip
