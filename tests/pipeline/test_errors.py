@@ -61,6 +61,8 @@ def test_broken_recipe(owned: Path) -> None:
         ("name: twice", "mine.yaml, line 3: name stands here for the second time (first in line 2)"),
         ("sft: {output_dir: x}", "the run folder holds it; set `output`"),
         ("reward: null", "there is no reward: train one"),
+        ("policies: [a, b]", "mine.yaml, line 3: policies=['a', 'b'] must be settings"),
+        ("seed: -1", "mine.yaml, line 3: seed=-1 is outside 0 to 4294967295"),
         ("regularizer: {name: chi-squared, lam: 3}", "lam=3.0 has no meaning for chi-squared; leave it out"),
     ],
 )
