@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
+from wpr.pipeline.errors import explain
+from wpr.whole_files import write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +209,28 @@ def test_full_disk(here: Here, undisturbed: Path, small_disk: Path) -> None:
     assert results(output) == results(undisturbed)
     for weights in undisturbed.glob("**/model/model.safetensors"):
         assert (output / weights.relative_to(undisturbed)).read_bytes() == weights.read_bytes()
+
+
+@pytest.mark.parametrize("free", [0, 20 << 10, 196 << 10])
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda path: torch.save({"a": torch.zeros(50_000), "b": torch.zeros(9)}, path),
+        lambda path: torch.save({f"{i}": torch.zeros(64) for i in range(500)}, path),
+        lambda path: save_file({"a": torch.zeros(51_000)}, path),
+        lambda path: write_atomically(path, bytes(201_000)),
+    ],
+    ids=["torch", "torch, many", "safetensors", "bytes"],
+)
+def test_every_writer_s_full_disk_is_known(small_disk: Path, save: Callable[[Path], None], free: int) -> None:
+    """Each in its own words, which depend on where in the file the space ends."""
+    (small_disk / "filler").write_bytes(bytes((256 << 10) - free))
+    resize(small_disk, 256 << 10)
+    with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
+        save(small_disk / "file")
+    told = explain(caught.value, small_disk)
+    assert told is not None
+    assert told.startswith(f"The disk is full: nothing more could be written to {small_disk} (")
 
 
 def used_by(folder: Path, stage: str) -> int:
