@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.command import Here, start
+from tests.pipeline.command import Here, content, start
 from wpr import pico
 from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
@@ -42,6 +43,20 @@ def test_of_a_run(here: Here, own_run: Path) -> None:
     before = {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()}
     here.succeeds("generate", str(own_run), "-t", "0", "-t", "0.7", "--limit", "5", "--batch-size", "2")
     assert {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()} == before
+
+
+def test_a_manifest_cannot_lead_out_of_the_run(here: Here, own_run: Path) -> None:
+    """A run's folder that came from elsewhere: responses would have been written beside it."""
+    manifest = json.loads((own_run / "manifest.json").read_text())
+    manifest["stages"]["ppo/../../escaped/x"] = manifest["stages"]["ppo/rkl"]
+    (own_run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(own_run / "ppo" / "rkl", own_run.parent / "escaped" / "x")
+    before = content(own_run.parent)
+    for command in (["generate"], ["analyze", "coherence"], ["analyze", "costs"]):
+        finished = here(*command, str(own_run))
+        assert finished.code == 2
+        assert f"{own_run / 'manifest.json'} names the stage 'ppo/../../escaped/x', which no run can" in finished.error
+    assert content(own_run.parent) == before
 
 
 def test_a_damaged_file_beside_does_not_spoil_the_table(here: Here, own_run: Path) -> None:

@@ -18,6 +18,7 @@ from wpr.data.rows import shown
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.regularizer import RegularizerSettings
 from wpr.pipeline.typed import Where, build, check_fields, field_types, unknown
+from wpr.stage_names import FOLDER_NAME
 
 STAGES = ("sft", "reward", "ppo")
 OWNED = {
@@ -289,7 +290,7 @@ def config_class(section: str) -> type:
 def _check_names(recipe: Recipe, where: Where) -> None:
     for kind, names in (("name", [recipe.name]), ("policies", recipe.policies), ("sweeps", recipe.sweeps)):
         for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=+-]*", name):
+            if not re.fullmatch(FOLDER_NAME, name):
                 raise RecipeError(
                     f"{where(kind)}: {kind} {name!r} becomes a folder's name; use letters, digits, '.', '-' and '_'"
                 )
