@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from wpr.damaged_files import refuse_damaged_model
 from wpr.language_models import is_peft
 from wpr.pipeline.errors import OptionError, UserError, first_line
 from wpr.pipeline.recipe import LoraSettings, ModelSettings
@@ -77,6 +78,7 @@ def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
 
 def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
     options = {key: value for key, value in options.items() if value is not None}
+    refuse_damaged_model(name)
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -84,9 +86,12 @@ def _load(auto: Any, name: str, role: str, setting: str = "model.name", **option
 
 
 def check_model(name: str, setting: str) -> None:
-    """Refuse a model that is neither here nor on the hub, by its configuration, which is small."""
+    """Refuse a model that is neither here nor on the hub, by its configuration, which is small, and one whose files are
+    not whole.
+    """
     from transformers import AutoConfig
 
+    refuse_damaged_model(name)
     try:
         AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
