@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_a_damaged_file_beside_does_not_spoil_the_table(here: Here, own_run: Pat
     finished = here.succeeds("generate", str(own_run), "--policy", "rkl", "--limit", "2", "-t", "0")
     assert f"left out of the table: {damaged}:1 is not JSON" in finished.stderr
     assert [row[0] for row in load(own_run / "evaluations" / "generate").rows] == ["rkl-t0", "sft-t0"]
+
+
+def test_a_journal_that_was_changed_by_hand(here: Here, own_run: Path) -> None:
+    """A byte order mark is no harm; a line without its prompt is named, and taken out it is made again."""
+    command = ("generate", str(own_run), "--policy", "rkl", "--limit", "3", "-t", "0")
+    here.succeeds(*command)
+    path = own_run / "generations" / "rkl-t0.jsonl"
+    expected = path.read_bytes()
+    growing = path.rename(path.with_name(path.name + ".partial"))
+    header, first, second, _ = expected.splitlines(keepends=True)
+    nameless = json.dumps({key: value for key, value in json.loads(second).items() if key != "prompt_id"}).encode()
+    growing.write_bytes(BOM_UTF8 + header + first + nameless + b"\n")
+    finished = here(*command)
+    assert finished.code == 2
+    assert f"{growing}:3 has no 'prompt_id'" in finished.error
+    assert "delete the line, which is then made again" in finished.error
+    growing.write_bytes(BOM_UTF8 + header + first)
+    here.succeeds(*command)
+    assert path.read_bytes() == expected
 
 
 def test_other_settings_are_refused(here: Here, own_run: Path) -> None:

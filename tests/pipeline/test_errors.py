@@ -163,6 +163,16 @@ def test_bad_rows_are_counted_when_they_are_skipped(here: Here, tmp_path: Path) 
     assert manifest(tmp_path / "run")["data"]["skipped"] == 1
 
 
+def test_garbage_among_the_metrics_of_a_run_that_is_done(here: Here, owned: Path) -> None:
+    """The curves are drawn from the other lines."""
+    output = owned / "runs" / "tiny"
+    path, curves = output / "ppo" / "rkl" / "metrics.jsonl", (output / "curves.svg").read_text()
+    path.write_bytes(path.read_bytes() + b'garbage\n3\n\xff\n{"loss": 1, "score": null}\n')
+    finished = here.succeeds("run", "tiny", *SMALL, f"output={output}")
+    assert f"Note: {path}: 4 of " in finished.stdout
+    assert (output / "curves.svg").read_text() == curves
+
+
 # Folders and disks.
 
 

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,15 @@ def test_damaged_lines(owned: Path) -> None:
     assert len(problems) == 1
     assert "4 of 25 lines could not be used (line 4: not valid JSON" in problems[0]
     assert "of 21 comparisons" in page.text
+
+
+def test_byte_order_marks(owned: Path) -> None:
+    for path in [*owned.glob("ppo/semantic/*.json*"), owned / "manifest.json", owned / "recipe.yaml"]:
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    page, problems = report(owned)
+    assert problems == []
+    assert "of 24 comparisons" in page.text
+    assert "\ufeff" not in page.text
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "responses.jsonl", "responses-before.jsonl"])

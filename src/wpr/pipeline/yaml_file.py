@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         """Refuse what is nested too deeply before Python's own stack ends."""
         self.depth += 1
         if self.depth > DEEPEST:
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
