@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
+from wpr import pico
 from wpr.pipeline.errors import explain
 from wpr.whole_files import write_atomically
 
@@ -303,6 +304,47 @@ def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, chang
     assert "starting" not in finished.stderr
     # What is mended can be run in the same folder.
     assert here("sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", "--dry-run").code == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "written", "told"),
+    [
+        ("semantic", "{k2: 4000}", "regularizer.k2=4000 exceeds the vocabulary ("),
+        ("semantic", "{neighbours: 4000}", "regularizer.neighbours=4000 exceeds the other tokens of the vocabulary ("),
+        ("default", "{name: wasserstein}", "regularizer.neighbours=512 exceeds the other tokens of the vocabulary ("),
+    ],
+)
+def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str, written: str, told: str) -> None:
+    """Of a model that the prepare stage makes: the first that can be known is when it is made."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: tiny\nname: mine\npolicies:\n  {policy}:\n    regularizer: {written}\n")
+    finished = here("run", str(path), *SMALL[:-1], f"train=[{policy}]", f"output={tmp_path / 'run'}")
+    assert finished.code == 2
+    assert f"{path}, line 5: policy {policy}: {told}" in finished.error
+    assert " or less" in finished.error
+    assert "sft: starting" not in finished.stderr
+
+
+def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, undisturbed: Path, tmp_path: Path) -> None:
+    """Nothing starts, and `wpr doctor` says the same; so it does of what policies are only measured by."""
+    own = ("prepare=null", f"model.name={undisturbed / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs()))
+    changes = ("evaluation.yardsticks.s.preset=semantic", "evaluation.yardsticks.s.k2=999")
+    told = "evaluation.yardsticks.s.k2=999 exceeds the vocabulary ("
+    for command in (["run", "tiny", *SMALL[3:], f"output={tmp_path / 'run'}"], ["doctor", "tiny", *SMALL[3:]]):
+        finished = here(*command, *own, *changes)
+        assert finished.code == 2
+        assert told in finished.error
+        assert "starting" not in finished.stderr
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_embeddings_of_another_tokenizer_are_found_first(here: Here, tmp_path: Path) -> None:
+    changes = ("train=[semantic]", f"policies.semantic.regularizer.embeddings={pico.path()}")
+    finished = here("run", "tiny", *SMALL[:-1], f"output={tmp_path / 'run'}", *changes)
+    assert "has another tokenizer than" in finished.error
+    assert " ids differ, the first are " in finished.error
+    assert "sft: starting" not in finished.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def load_tokenizer(name: str, revision: str | None = None, setting: str = "model
     return tokenizer
 
 
+def load_vocabulary(name: str, setting: str = "model.name", revision: str | None = None) -> dict[str, int]:
+    """Ids by token, of a model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return dict(_load(AutoTokenizer, name, "tokenizer", setting, revision=revision).get_vocab())
+
+
 def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
     """The language model in float32: bf16 is for products, not for weights that small updates are added to."""
     from transformers import AutoModelForCausalLM
@@ -85,15 +92,15 @@ def _load(auto: Any, name: str, role: str, setting: str = "model.name", **option
         raise _not_loaded(name, role, setting, error) from error
 
 
-def check_model(name: str, setting: str) -> None:
-    """Refuse a model that is neither here nor on the hub, by its configuration, which is small, and one whose files are
-    not whole.
+def check_model(name: str, setting: str) -> Any:
+    """The model's configuration, which is small. A model that is neither here nor on the hub is refused, and one whose
+    files are not whole.
     """
     from transformers import AutoConfig
 
     refuse_damaged_model(name)
     try:
-        AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(name, "model", setting, error) from error
 

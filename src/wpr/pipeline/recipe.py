@@ -143,6 +143,10 @@ class Source(Protocol):
         """The recipe, or that of one policy with dotted changes."""
         ...
 
+    def where(self, key: str, policy: str | None = None) -> str:
+        """Words for where a dotted key was set."""
+        ...
+
 
 @dataclass
 class Recipe:

@@ -38,6 +38,8 @@ class RecipeSource:
         own = f"policies.{policy}.{key}"
         if policy is not None and own in self.origins and not self.origins.get(key, "").startswith(COMMAND_LINE):
             return self.origins[own]
+        if key not in self.origins and own.rpartition(".")[0] in self.origins:  # a default within the policy's section
+            return self.origins[own.rpartition(".")[0]]
         while key not in self.origins:
             key = key.rpartition(".")[0]
         return self.origins[key]

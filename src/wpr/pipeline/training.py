@@ -100,7 +100,7 @@ class _Resumable:
         if (state := self._gathered()) is not None:
             for mode, lists in state["metrics"].items():
                 self._metrics[mode].update(lists)  # type: ignore[attr-defined]
-            self._total_train_tokens: float = state["tokens"]
+            self._total_train_tokens = state["tokens"]
             self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
             self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
             self._globalstep_last_logged: int = state["last_logged"]
@@ -112,7 +112,7 @@ class _Resumable:
         if self._from is None:
             return None
         path, self._from = self._from / f"{self.args.process_index}-{_STATE}", None  # type: ignore[attr-defined]
-        return torch.load(path, weights_only=True) if path.exists() else None  # type: ignore[no-any-return]
+        return torch.load(path, weights_only=True) if path.exists() else None
 
 
 class ResumableSFTTrainer(_Resumable, SFTTrainer):  # type: ignore[misc]
