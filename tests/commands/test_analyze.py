@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,34 @@ def test_damaged_responses_are_named(here: Here, owned: Path) -> None:
     path.write_text(path.read_text().split("\n")[0] + "\n{broken\n")
     error = here("analyze", "penalties", str(owned)).error
     assert f"{AFTER}:2 is damaged" in error
+
+
+def test_a_byte_order_mark_before_the_responses(here: Here, owned: Path) -> None:
+    path = owned / "ppo" / POLICIES[0] / AFTER
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    here.succeeds("analyze", "coherence", str(owned), "-p", POLICIES[0])
+
+
+def test_an_empty_file_of_responses(here: Here, owned: Path) -> None:
+    path = owned / "ppo" / POLICIES[0] / AFTER
+    path.write_text("")
+    error = here("analyze", "coherence", str(owned), "-p", POLICIES[0]).error
+    assert f"{path} has no lines: all responses were left out for faults (see faults/), or the file was cut" in error
+    path.write_bytes(b"\xff\xfe\n")
+    assert f"{path}:1 is damaged (" in here("analyze", "coherence", str(owned), "-p", POLICIES[0]).error
+
+
+GARBAGE = b'garbage\n3\n\xff\xfe{"x"\n{"loss": 1}\n{"loss": 0.1, "step": 1, "score": "high", "seconds_reward": []}\n'
+
+
+def test_garbage_among_the_metrics_is_told(here: Here, owned: Path) -> None:
+    path = owned / "ppo" / POLICIES[0] / "metrics.jsonl"
+    rows = here.succeeds("analyze", "costs", str(owned)).stdout
+    path.write_bytes(path.read_bytes() + GARBAGE)
+    finished = here.succeeds("analyze", "costs", str(owned))
+    assert f"Note: {path}: 4 of " in finished.stderr
+    assert "lines could not be used (line " in finished.stderr
+    assert POLICIES[0] in rows
 
 
 def test_an_unfinished_run(here: Here, owned: Path) -> None:

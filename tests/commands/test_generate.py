@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.command import Here, start
+from tests.pipeline.command import Here, content, start
 from wpr import pico
 from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
@@ -44,6 +46,20 @@ def test_of_a_run(here: Here, own_run: Path) -> None:
     assert {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()} == before
 
 
+def test_a_manifest_cannot_lead_out_of_the_run(here: Here, own_run: Path) -> None:
+    """A run's folder that came from elsewhere: responses would have been written beside it."""
+    manifest = json.loads((own_run / "manifest.json").read_text())
+    manifest["stages"]["ppo/../../escaped/x"] = manifest["stages"]["ppo/rkl"]
+    (own_run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(own_run / "ppo" / "rkl", own_run.parent / "escaped" / "x")
+    before = content(own_run.parent)
+    for command in (["generate"], ["analyze", "coherence"], ["analyze", "costs"]):
+        finished = here(*command, str(own_run))
+        assert finished.code == 2
+        assert f"{own_run / 'manifest.json'} names the stage 'ppo/../../escaped/x', which no run can" in finished.error
+    assert content(own_run.parent) == before
+
+
 def test_a_damaged_file_beside_does_not_spoil_the_table(here: Here, own_run: Path) -> None:
     (own_run / "generations").mkdir(exist_ok=True)
     damaged = own_run / "generations" / "other-t1.jsonl"
@@ -51,6 +67,25 @@ def test_a_damaged_file_beside_does_not_spoil_the_table(here: Here, own_run: Pat
     finished = here.succeeds("generate", str(own_run), "--policy", "rkl", "--limit", "2", "-t", "0")
     assert f"left out of the table: {damaged}:1 is not JSON" in finished.stderr
     assert [row[0] for row in load(own_run / "evaluations" / "generate").rows] == ["rkl-t0", "sft-t0"]
+
+
+def test_a_journal_that_was_changed_by_hand(here: Here, own_run: Path) -> None:
+    """A byte order mark is no harm; a line without its prompt is named, and taken out it is made again."""
+    command = ("generate", str(own_run), "--policy", "rkl", "--limit", "3", "-t", "0")
+    here.succeeds(*command)
+    path = own_run / "generations" / "rkl-t0.jsonl"
+    expected = path.read_bytes()
+    growing = path.rename(path.with_name(path.name + ".partial"))
+    header, first, second, _ = expected.splitlines(keepends=True)
+    nameless = json.dumps({key: value for key, value in json.loads(second).items() if key != "prompt_id"}).encode()
+    growing.write_bytes(BOM_UTF8 + header + first + nameless + b"\n")
+    finished = here(*command)
+    assert finished.code == 2
+    assert f"{growing}:3 has no 'prompt_id'" in finished.error
+    assert "delete the line, which is then made again" in finished.error
+    growing.write_bytes(BOM_UTF8 + header + first)
+    here.succeeds(*command)
+    assert path.read_bytes() == expected
 
 
 def test_other_settings_are_refused(here: Here, own_run: Path) -> None:

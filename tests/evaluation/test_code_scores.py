@@ -68,6 +68,19 @@ def test_outcomes_of_apps_from_before_there_were_checks(tmp_path: Path) -> None:
     assert header["tests"] == "e1459b2f45a8737a465b4baa11f0cc9488fea41369024a3e23cec78b797ff3f4"  # as written then
 
 
+def test_a_line_that_is_no_outcome_is_named(tmp_path: Path) -> None:
+    _, tasks = read_tasks(write(tmp_path), "complete")
+    limits, path = Limits(wall_seconds=20), tmp_path / "outcomes.jsonl"
+    runner = Runner(limits, workers=1, unsafe=True)
+    run_programs(path, tasks, responses(GOOD), limits, runner, "")
+    path.write_text(path.read_text().replace('"task_id"', '"task"'))
+    with pytest.raises(DataError, match="outcomes.jsonl is no result of a program"):
+        run_programs(path, tasks, responses(GOOD), limits, runner, "")
+    path.rename(tmp_path / "outcomes.jsonl.partial")
+    with pytest.raises(DataError, match=r"outcomes.jsonl.partial:2 is no result .*; delete the line"):
+        run_programs(path, tasks, responses(GOOD), limits, runner, "")
+
+
 def tried(**counts: int) -> list[Tried]:
     return [
         Tried(f"{kind}{i}", "hard" if i % 2 else "easy", kind, "", "") for kind, n in counts.items() for i in range(n)

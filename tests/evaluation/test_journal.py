@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,38 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps([1]) + "\n")
     with pytest.raises(DataError, match="no object"), journal(tmp_path):
         pass
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    """An editor put it there."""
+    with journal(tmp_path) as first:
+        first.append([{"n": 1}])
+    path = tmp_path / "x.jsonl.partial"
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    with journal(tmp_path) as second:
+        assert second.rows == [{"n": 1}]
+        second.append([{"n": 2}])
+    with journal(tmp_path) as third:
+        third.finish(third.rows)
+    finished = tmp_path / "x.jsonl"
+    finished.write_bytes(BOM_UTF8 + finished.read_bytes())
+    assert read_lines(finished) == (HEADER, [{"n": 1}, {"n": 2}])
+
+
+def test_a_line_that_cannot_be_gone_on_with_is_named(tmp_path: Path) -> None:
+    def check(row: dict[str, Any], where: str) -> None:
+        if "id" not in row:
+            raise DataError(f"{where} has no id")
+
+    with journal(tmp_path) as first:
+        first.append([{"id": 1}, {"n": 2}])
+    path = tmp_path / "x.jsonl.partial"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n", 1))  # blank lines are counted
+    before = path.read_bytes()
+    told = r"partial:4 has no id; delete the line, which is then made again, or the file to start anew$"
+    with pytest.raises(DataError, match=told), Journal(tmp_path / "x.jsonl", HEADER, "remove it", check):
+        pass
+    assert path.read_bytes() == before
 
 
 def test_another_header_is_refused_with_the_difference(tmp_path: Path) -> None:

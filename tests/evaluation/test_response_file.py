@@ -41,6 +41,17 @@ def test_reads_back(tmp_path: Path) -> None:
     assert list(found.by_prompt()) == ["a", "b"]
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    found = read_responses(write(tmp_path, ["\ufeff" + json.dumps({"header": HEADER}), *ROWS]))
+    assert (found.header, len(found.rows)) == (HEADER, 2)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    for content in ("", "\n \n", "\ufeff"):
+        with pytest.raises(DataError, match="has no responses; make it anew with `wpr generate`"):
+            read_responses(write(tmp_path, [content], end=""))
+
+
 def test_files_from_elsewhere(tmp_path: Path) -> None:
     found = read_responses(write(tmp_path, [{"prompt_id": 7, "prompt": "Hi", "response": "Ho", "author": "x"}], end=""))
     assert found.rows == (Response("7", "Hi", "Ho"),)

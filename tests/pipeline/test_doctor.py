@@ -13,6 +13,7 @@ from tests.ppo import tiny
 from wpr import __version__
 from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, space_note
 from wpr.pipeline.environment import machine
+from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import plan
@@ -70,7 +71,10 @@ def test_a_model_whose_size_is_not_known() -> None:
 def test_a_recipe_with_a_model_of_one_s_own(tmp_path: Path) -> None:
     model = tiny.policy()
     model.save_pretrained(tmp_path / "model")
-    recipe = load_recipe("tiny", [f"model.name={tmp_path / 'model'}", f"output={tmp_path / 'run'}"])
+    own = [f"model.name={tmp_path / 'model'}", f"output={tmp_path / 'run'}"]
+    with pytest.raises(RecipeError, match=r"neighbours=64 exceeds the other tokens of the vocabulary \(39\)"):
+        printed(load_recipe("tiny", own))
+    recipe = load_recipe("tiny", [*own, "policies.semantic.regularizer.neighbours=39"])
     text, found = printed(recipe)
     assert found["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert set(found["memory"]) == {"prepare", "sft", "reward", "ppo/rkl", "ppo/semantic"}

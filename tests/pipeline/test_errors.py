@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
+from wpr import pico
+from wpr.pipeline.errors import explain
+from wpr.whole_files import write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,8 @@ def test_broken_recipe(owned: Path) -> None:
         ("name: twice", "mine.yaml, line 3: name stands here for the second time (first in line 2)"),
         ("sft: {output_dir: x}", "the run folder holds it; set `output`"),
         ("reward: null", "there is no reward: train one"),
+        ("policies: [a, b]", "mine.yaml, line 3: policies=['a', 'b'] must be settings"),
+        ("seed: -1", "mine.yaml, line 3: seed=-1 is outside 0 to 4294967295"),
         ("regularizer: {name: chi-squared, lam: 3}", "lam=3.0 has no meaning for chi-squared; leave it out"),
     ],
 )
@@ -156,6 +164,16 @@ def test_bad_rows_are_counted_when_they_are_skipped(here: Here, tmp_path: Path) 
     assert manifest(tmp_path / "run")["data"]["skipped"] == 1
 
 
+def test_garbage_among_the_metrics_of_a_run_that_is_done(here: Here, owned: Path) -> None:
+    """The curves are drawn from the other lines."""
+    output = owned / "runs" / "tiny"
+    path, curves = output / "ppo" / "rkl" / "metrics.jsonl", (output / "curves.svg").read_text()
+    path.write_bytes(path.read_bytes() + b'garbage\n3\n\xff\n{"loss": 1, "score": null}\n')
+    finished = here.succeeds("run", "tiny", *SMALL, f"output={output}")
+    assert f"Note: {path}: 4 of " in finished.stdout
+    assert (output / "curves.svg").read_text() == curves
+
+
 # Folders and disks.
 
 
@@ -202,6 +220,28 @@ def test_full_disk(here: Here, undisturbed: Path, small_disk: Path) -> None:
     assert results(output) == results(undisturbed)
     for weights in undisturbed.glob("**/model/model.safetensors"):
         assert (output / weights.relative_to(undisturbed)).read_bytes() == weights.read_bytes()
+
+
+@pytest.mark.parametrize("free", [0, 20 << 10, 196 << 10])
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda path: torch.save({"a": torch.zeros(50_000), "b": torch.zeros(9)}, path),
+        lambda path: torch.save({f"{i}": torch.zeros(64) for i in range(500)}, path),
+        lambda path: save_file({"a": torch.zeros(51_000)}, path),
+        lambda path: write_atomically(path, bytes(201_000)),
+    ],
+    ids=["torch", "torch, many", "safetensors", "bytes"],
+)
+def test_every_writer_s_full_disk_is_known(small_disk: Path, save: Callable[[Path], None], free: int) -> None:
+    """Each in its own words, which depend on where in the file the space ends."""
+    (small_disk / "filler").write_bytes(bytes((256 << 10) - free))
+    resize(small_disk, 256 << 10)
+    with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
+        save(small_disk / "file")
+    told = explain(caught.value, small_disk)
+    assert told is not None
+    assert told.startswith(f"The disk is full: nothing more could be written to {small_disk} (")
 
 
 def used_by(folder: Path, stage: str) -> int:
@@ -258,6 +298,47 @@ def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, chang
     assert "starting" not in finished.stderr
     # What is mended can be run in the same folder.
     assert here("sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", "--dry-run").code == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "written", "told"),
+    [
+        ("semantic", "{k2: 4000}", "regularizer.k2=4000 exceeds the vocabulary ("),
+        ("semantic", "{neighbours: 4000}", "regularizer.neighbours=4000 exceeds the other tokens of the vocabulary ("),
+        ("default", "{name: wasserstein}", "regularizer.neighbours=512 exceeds the other tokens of the vocabulary ("),
+    ],
+)
+def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str, written: str, told: str) -> None:
+    """Of a model that the prepare stage makes: the first that can be known is when it is made."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: tiny\nname: mine\npolicies:\n  {policy}:\n    regularizer: {written}\n")
+    finished = here("run", str(path), *SMALL[:-1], f"train=[{policy}]", f"output={tmp_path / 'run'}")
+    assert finished.code == 2
+    assert f"{path}, line 5: policy {policy}: {told}" in finished.error
+    assert " or less" in finished.error
+    assert "sft: starting" not in finished.stderr
+
+
+def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, undisturbed: Path, tmp_path: Path) -> None:
+    """Nothing starts, and `wpr doctor` says the same; so it does of what policies are only measured by."""
+    own = ("prepare=null", f"model.name={undisturbed / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs()))
+    changes = ("evaluation.yardsticks.s.preset=semantic", "evaluation.yardsticks.s.k2=999")
+    told = "evaluation.yardsticks.s.k2=999 exceeds the vocabulary ("
+    for command in (["run", "tiny", *SMALL[3:], f"output={tmp_path / 'run'}"], ["doctor", "tiny", *SMALL[3:]]):
+        finished = here(*command, *own, *changes)
+        assert finished.code == 2
+        assert told in finished.error
+        assert "starting" not in finished.stderr
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_embeddings_of_another_tokenizer_are_found_first(here: Here, tmp_path: Path) -> None:
+    changes = ("train=[semantic]", f"policies.semantic.regularizer.embeddings={pico.path()}")
+    finished = here("run", "tiny", *SMALL[:-1], f"output={tmp_path / 'run'}", *changes)
+    assert "has another tokenizer than" in finished.error
+    assert " ids differ, the first are " in finished.error
+    assert "sft: starting" not in finished.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
         ('{"format": 1, "stages": {"sft": {"inputs": {}, "colour": 1}}}', "is damaged"),
         ('{"format": 1, "stages": {"sft": null}}', "is damaged"),
         ('{"format": 1, "stages": []}', "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ('{"format": 1, "stages": {"ppo/../../escaped/x": {"inputs": {}}}}', "names the stage 'ppo/../../escaped/x'"),
+        ('{"format": 1, "stages": {"ppo/..": {"inputs": {}}}}', "names the stage 'ppo/..'"),
+        ('{"format": 1, "stages": {"ppo/": {"inputs": {}}}}', "names the stage 'ppo/'"),
+        ('{"format": 1, "stages": {"/etc": {"inputs": {}}}}', "names the stage '/etc'"),
         ('{"format": 2, "stages": {}}', "has format 2, this release writes format 1; use another folder"),
     ],
 )
@@ -81,6 +86,14 @@ def test_a_damaged_manifest(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=told) as caught:
         RunFolder(tmp_path)
     assert str(tmp_path / "manifest.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["prepare", "sft", "reward", "ppo/rkl", "ppo/semantic+beta=0.1+lam=1e-05", "ppo/größe"]
+)
+def test_names_that_runs_give_their_stages(name: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).write(name, StageRecord({}))
+    assert RunFolder(tmp_path).record(name) == StageRecord({})
 
 
 def test_folders_that_are_no_run_s(tmp_path: Path) -> None:

@@ -107,6 +107,17 @@ def test_what_every_recipe_needs(name: str) -> None:
         ("policies: {a/b: {}}\n", "line 5: policies 'a/b' becomes a folder's name"),
         ("output: runs/{nam}\n", "line 5: output='runs/{nam}' may hold {name} and no other braces"),
         ("output: 'runs/{'\n", "line 5: output='runs/{' may hold {name} and no other braces"),
+        ("output: '{name.foo}'\n", "line 5: output='{name.foo}' may hold {name} and no other braces"),
+        ("output: '{name[x]}'\n", "line 5: output='{name[x]}' may hold {name} and no other braces"),
+        ("output: '{name:>9999999999}'\n", "line 5: output='{name:>9999999999}' may hold {name} and no other braces"),
+        ("output: '{name.__class__}'\n", "line 5: output='{name.__class__}' may hold {name} and no other braces"),
+        ('output: ""\n', "line 5: output='' must be a folder's path"),
+        ('output: "a\\0b"\n', "line 5: output='a\\x00b' must be a folder's path"),
+        ("policies: [a, b]\n", "line 5: policies=['a', 'b'] must be settings (`name: value`)"),
+        ("policies: rkl\n", "line 5: policies='rkl' must be settings (`name: value`)"),
+        ("seed: -1\n", "line 5: seed=-1 is outside 0 to 4294967295"),
+        (f"seed: {2**70}\n", f"line 5: seed={2**70} is outside 0 to 4294967295"),
+        ("ppo: {data_seed: -1}\n", "line 5: ppo.data_seed=-1 is outside 0 to 4294967295"),
         ("scorer: {kind: function}\n", "line 5: scorer.kind=function needs scorer.function"),
         ("scorer: {kind: code}\n", "line 5: scorer.kind=code needs problems with tests, data.format: apps (it is hh)"),
         ("scorer: {kind: human}\n", "line 5: scorer.kind='human' must be 'model' or 'code' or 'function'"),
@@ -124,6 +135,15 @@ def test_what_the_pipeline_sets_itself(name: str) -> None:
     for section in ("sft", "ppo"):
         told = refusal(SMALL + f"{section}:\n  {name}: 1\n")
         assert told == f"mine.yaml, line 6: {section}.{name} cannot be set: {OWNED[name]}"
+
+
+def test_the_largest_seed() -> None:
+    assert load_recipe(write(SMALL), [f"seed={2**32 - 1}", "ppo.data_seed=0"]).seed == 2**32 - 1
+    assert refusal(SMALL, f"seed={2**32}").startswith("command line (seed=4294967296): seed=4294967296 is outside")
+
+
+def test_a_long_override_is_quoted_in_part() -> None:
+    assert len(refusal(SMALL, "ppo.beta=" + "[" * 5000)) < 500
 
 
 def test_a_recipe_without_a_reward() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from tests.ppo import tiny
+from wpr.pipeline.errors import UserError
+from wpr.pipeline.models import load_causal
+from wpr.pipeline.recipe import ModelSettings
 from wpr.pipeline.regularizer import RegularizerSettings, build_regularizer
 from wpr.regularizers import Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
@@ -150,18 +156,95 @@ def test_wasserstein_is_built_on_the_reference(
     assert found.penalty.abs().max() > 0
 
 
-def test_costs_of_another_model(tmp_path: Path) -> None:
-    other = tiny.policy(seed=5)
-    other.save_pretrained(tmp_path / "other")
-    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=str(tmp_path / "other"))
+def saved(folder: Path, tokenizer: Any = None, **changes: Any) -> str:
+    """A model's folder, with its tokenizer."""
+    tiny.policy(**changes).save_pretrained(folder)
+    (tokenizer or tiny.tokenizer()).save_pretrained(folder)
+    return str(folder)
+
+
+def with_swapped_tokens(first: str, second: str) -> Any:
+    """The tests' tokenizer, but two tokens have each other's id."""
+    inner = json.loads(tiny.tokenizer().backend_tokenizer.to_str())
+    ids = inner["model"]["vocab"]
+    ids[first], ids[second] = ids[second], ids[first]
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(inner)), eos_token="</s>")
+
+
+@pytest.mark.parametrize("rows", [tiny.TOKENS, tiny.TOKENS + 24])
+def test_costs_of_another_model(tmp_path: Path, rows: int) -> None:
+    """Of the same tokenizer, from another file; its matrix may be padded further."""
+    other = saved(tmp_path / "other", seed=5, vocab_size=rows)
+    reference = load_causal(ModelSettings(saved(tmp_path / "own")))
+    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=other)
     own = RegularizerSettings(neighbours=8, k2=4)
-    found = build_regularizer(settings, tiny.policy())(logits(0), logits(1), TOKENS).penalty
-    assert torch.equal(found, build_regularizer(own, other)(logits(0), logits(1), TOKENS).penalty)
-    assert not torch.equal(found, build_regularizer(own, tiny.policy())(logits(0), logits(1), TOKENS).penalty)
+    found = build_regularizer(settings, reference)(logits(0), logits(1), TOKENS).penalty
+    weight = input_embeddings(load_causal(ModelSettings(other)))[: tiny.TOKENS]
+    expected = Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=8), k2=4)
+    assert torch.equal(found, expected(logits(0), logits(1), TOKENS).penalty)
+    assert not torch.equal(found, build_regularizer(own, reference)(logits(0), logits(1), TOKENS).penalty)
 
 
 def test_costs_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    tiny.policy(vocab_size=41).save_pretrained(tmp_path / "other")
-    settings = RegularizerSettings(neighbours=8, embeddings=str(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"other has 41 tokens and the policy 40; only a model of the same tokenizer"):
-        build_regularizer(settings, tiny.policy())
+    """Two tokenizers of one size are told apart by their tokens, and the first that differ are named."""
+    other = saved(tmp_path / "other", with_swapped_tokens("w3", "w7"))
+    reference = load_causal(ModelSettings(saved(tmp_path / "own")))
+    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=other)
+    ids = tiny.tokenizer().get_vocab()
+    first, second = sorted([ids["w3"], ids["w7"]])
+    told = f"2 ids differ, the first are {first} is 'w7' and not 'w3', {second} is 'w3' and not 'w7'"
+    with pytest.raises(ValueError, match=f"has another tokenizer than .*own: {told}.*; only a model of the same"):
+        build_regularizer(settings, reference)
+
+
+def test_a_token_that_only_one_of_them_has(tmp_path: Path) -> None:
+    """In both matrices there is a row for it: one of them is padded."""
+    larger = tiny.tokenizer()
+    larger.add_tokens(["<new>"])
+    rows = tiny.TOKENS + 8
+    other = saved(tmp_path / "other", larger, vocab_size=rows)
+    reference = load_causal(ModelSettings(saved(tmp_path / "own", vocab_size=rows)))
+    with pytest.raises(ValueError, match=r"1 ids differ, the first are \d+ is '<new>' and not None \(None: no token\)"):
+        build_regularizer(RegularizerSettings(neighbours=8, k2=4, embeddings=other), reference)
+
+
+def test_a_matrix_that_is_padded_less(tmp_path: Path) -> None:
+    other = saved(tmp_path / "other")
+    reference = load_causal(ModelSettings(saved(tmp_path / "own", vocab_size=tiny.TOKENS + 1)))
+    with pytest.raises(
+        ValueError, match="other has embeddings of 40 tokens and the policy of 41: the tokenizer is the"
+    ):
+        build_regularizer(RegularizerSettings(neighbours=8, k2=4, embeddings=other), reference)
+
+
+def test_a_model_without_a_tokenizer_gives_no_costs(tmp_path: Path) -> None:
+    tiny.policy().save_pretrained(tmp_path / "other")
+    reference = load_causal(ModelSettings(saved(tmp_path / "own")))
+    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=str(tmp_path / "other"))
+    with pytest.raises(
+        UserError, match="regularizer.embeddings: .*other holds no tokenizer that transformers can load"
+    ):
+        build_regularizer(settings, reference)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "setting", "told"),
+    [
+        ({"k2": 128}, 96, "k2", "k2=128 exceeds the vocabulary (96 tokens); set k2 to 96 or less"),
+        ({"k2": 8, "neighbours": 96}, 96, "neighbours", "set neighbours to 95 or less, or to all"),
+        ({"preset": "paper", "k2": 8}, 512, "neighbours", "neighbours=512 exceeds the other tokens of the vocabulary"),
+    ],
+)
+def test_a_vocabulary_that_is_too_small(settings: dict[str, Any], tokens: int, setting: str, told: str) -> None:
+    found = RegularizerSettings(**settings).check_vocabulary(tokens)
+    assert found is not None
+    assert found[0] == setting
+    assert told in found[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [({"k2": 96, "neighbours": 95}, 96), ({"k2": 2, "neighbours": "all"}, 2), ({"name": "reverse-kl"}, 2), ({}, 513)],
+)
+def test_a_vocabulary_that_is_large_enough(settings: dict[str, Any], tokens: int) -> None:
+    assert RegularizerSettings(**settings).check_vocabulary(tokens) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def test_every_key_has_its_line(tmp_path: Path) -> None:
     file = read_yaml(
         write(tmp_path, "# first\nname: a\nppo:\n  beta: 1\n  list:\n    - x\nsft: {batch_size: 2}\n"), "mine"
     )
-    assert file.lines == {"name": 2, "ppo": 3, "ppo.beta": 4, "ppo.list": 5, "sft": 7, "sft.batch_size": 7}
+    keys = {"name": 2, "ppo": 3, "ppo.beta": 4, "ppo.list": 5, "ppo.list.0": 6, "sft": 7, "sft.batch_size": 7}
+    assert file.lines == keys
     assert file.where("ppo.beta") == "mine, line 4"
 
 
@@ -137,6 +139,62 @@ def test_a_file_that_is_no_text_or_not_there(tmp_path: Path) -> None:
 
 def test_an_endless_file_is_refused(tmp_path: Path) -> None:
     assert "line" in refusal(tmp_path, "a: &a {b: *a}\n")
+
+
+def unfolding(times: int, levels: int, form: str = "[{}]") -> str:
+    """Aliases of aliases: every line stands for ``times`` of the one before."""
+    lines = [f"a{level}: &a{level} " + form.format(", ".join([f"*a{level - 1}"] * times)) for level in range(1, levels)]
+    return "a0: &a0 {k: 1}\n" + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "limit"),
+    [
+        (unfolding(10, 12), 6, "100000 values"),
+        (unfolding(10, 12, "{{<<: [{}]}}"), 6, "100000 values"),
+        (unfolding(1, 5000), 50, "50 levels"),
+    ],
+)
+def test_aliases_that_unfold_without_measure_are_refused(text: str, line: int, limit: str, tmp_path: Path) -> None:
+    """A few hundred bytes that would fill the memory."""
+    told = refusal(tmp_path, text)
+    assert re.fullmatch(rf"mine, line {line}: a\d+ has more than {limit} once its aliases .*; write out what.*", told)
+    with pytest.raises(RecipeError, match=f"command line, line .* more than {limit}"):
+        parse_value(text)
+
+
+def test_aliases_within_measure_are_fine(tmp_path: Path) -> None:
+    values = read_yaml(write(tmp_path, "a: &a {k: 1}\nb: {<<: *a, c: 2}\nd: [*a, *a]\n")).values
+    assert values == {"a": {"k": 1}, "b": {"k": 1, "c": 2}, "d": [{"k": 1}, {"k": 1}]}
+
+
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ("{k: ", "}")])
+def test_deep_nesting_is_told_with_its_line(opened: str, closed: str, tmp_path: Path) -> None:
+    for depth in (60, 5000):
+        told = refusal(tmp_path, f"a: 1\nb: {opened * depth}1{closed * depth}\n")
+        assert told.startswith("mine, line 2, column ")
+        assert "is not valid YAML: it is nested deeper than 50 levels" in told
+    assert parse_value(opened * 5000 + closed * 5000) == opened * 5000 + closed * 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("9" * 5000, "cannot be read as int"),
+        ("!!int abc", "'abc' cannot be read as int"),
+        ("!!float abc", "'abc' cannot be read as float"),
+        ("!!bool maybe", "'maybe' cannot be read as bool"),
+        ("!!timestamp soon", "'soon' cannot be read as timestamp"),
+    ],
+)
+def test_text_that_does_not_fit_its_tag(text: str, told: str, tmp_path: Path) -> None:
+    found = refusal(tmp_path, f"a: 1\nb: {text}\n")
+    assert found.startswith("mine, line 2, column 4 is not valid YAML")
+    assert told in found
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert read_yaml(write(tmp_path, "\ufeffname: a\nseed: 1\n")).values == {"name": "a", "seed": 1}
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)

@@ -64,6 +64,20 @@ def test_inputs_that_do_not_fit(name: str, change: Callable[..., tuple[Tensor, T
 
 
 @each
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("change", [Tensor.tolist, Tensor.numpy])
+def test_lists_and_arrays_are_refused_by_name(name: str, which: int, change: Callable[[Tensor], object]) -> None:
+    arguments: list[object] = list(inputs())
+    arguments[which] = change(inputs()[which])
+    argument = ("policy_logits", "reference_logits", "tokens")[which]
+    kind = type(arguments[which]).__name__
+    regularizer = ALL[name]()
+    for called in (regularizer, regularizer.loss, *([regularizer.reduce] if hasattr(regularizer, "reduce") else [])):
+        with pytest.raises(TypeError, match=rf"^{argument} is a {kind}; pass a tensor, as torch\.as_tensor"):
+            called(*arguments)  # type: ignore[arg-type]
+
+
+@each
 def test_sampled_token_of_probability_zero(name: str) -> None:
     policy, reference, tokens = inputs()
     policy[2, tokens[2]] = -math.inf

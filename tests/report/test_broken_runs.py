@@ -7,6 +7,7 @@ import math
 import random
 import re
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,21 @@ def test_a_missing_manifest_and_recipe(owned: Path) -> None:
     page, problems = report(owned)
     assert [problem.partition(": ")[2].partition(";")[0] for problem in problems] == ["is missing", "is missing"]
     assert "No run has a recipe that can be shown." in page.text
+
+
+@pytest.mark.parametrize("name", ["ppo/../../elsewhere/x", "ppo/..", "ppo/a/b", "..", "/etc"])
+def test_a_stage_that_would_lie_elsewhere_is_left_out(owned: Path, name: str) -> None:
+    """Its folder is there, with a policy's files, and nothing of it is shown."""
+    report(owned, csv=owned.parent / "before")
+    shown = {path.name: len(table(path)) for path in (owned.parent / "before").iterdir()}
+    manifest = json.loads((owned / "manifest.json").read_text())
+    shutil.copytree(owned / "ppo" / "rkl", owned.parent / "elsewhere" / "x")
+    manifest["stages"][name] = manifest["stages"]["ppo/rkl"]
+    write_json(owned / "manifest.json", manifest)
+    _, problems = report(owned, csv=owned.parent / "csv")
+    assert problems == [f"{owned / 'manifest.json'}: names the stage {name!r}, which no run can have; it is left out"]
+    for file in ("training.csv", "stages.csv"):
+        assert len(table(owned.parent / "csv" / file)) == shown[file]
 
 
 def test_another_format_is_said(owned: Path) -> None:
@@ -104,6 +120,15 @@ def test_damaged_lines(owned: Path) -> None:
     assert len(problems) == 1
     assert "4 of 25 lines could not be used (line 4: not valid JSON" in problems[0]
     assert "of 21 comparisons" in page.text
+
+
+def test_byte_order_marks(owned: Path) -> None:
+    for path in [*owned.glob("ppo/semantic/*.json*"), owned / "manifest.json", owned / "recipe.yaml"]:
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    page, problems = report(owned)
+    assert problems == []
+    assert "of 24 comparisons" in page.text
+    assert "\ufeff" not in page.text
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "responses.jsonl", "responses-before.jsonl"])
@@ -230,7 +255,7 @@ def test_text_of_files_is_only_text(tmp_path: Path) -> None:
     (run / "recipe.yaml").write_text(ATTACK.encode("utf-8", "replace").decode())
     (run / "ppo/semantic").rename(run / "ppo/<b>&semantic")
     manifest = json.loads((run / "manifest.json").read_text())
-    manifest["stages"] = {name.replace("semantic", "<b>&semantic"): one for name, one in manifest["stages"].items()}
+    manifest["stages"] = {f"<b>&{name}": one for name, one in manifest["stages"].items()}
     write_json(run / "manifest.json", manifest)
     page, _ = report(run, csv=tmp_path / "csv")
     assert "<img" not in page.source

@@ -77,3 +77,5 @@ def test_curves_of_policies() -> None:
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
     assert {"rkl", "semantic", *CURVES.values()} <= set(texts)
     assert texts.count("no data") == len(CURVES) - 2
+    odd = [{"loss": 1}, {"loss": "x", "step": "y"}, {"loss": 1, "step": 2, "score": None, "kl": [1]}]
+    assert policy_curves({"rkl": [*rows, *odd], "semantic": [*rows[:3], *odd]}) == document

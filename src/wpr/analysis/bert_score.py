@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.damaged_files import refuse_damaged_model
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -36,6 +38,7 @@ class Encoder:
         """Load a model's folder or hub name, in float32."""
         from transformers import AutoModel, AutoTokenizer
 
+        refuse_damaged_model(folder)
         try:
             model = AutoModel.from_pretrained(folder, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(folder)

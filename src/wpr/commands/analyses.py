@@ -78,11 +78,17 @@ class Subject:
 
     def answers(self, policy: str, file: str = AFTER) -> list[Any]:
         """Those of the first `limit` that have tokens."""
-        found = [answer for answer in self.responses(policy, file)[: self.limit] if answer.response_ids]
+        responses = self.responses(policy, file)[: self.limit]
+        found = [answer for answer in responses if answer.response_ids]
         if not found:
             model = REFERENCE if file == BEFORE else policy
             drawn = self.temperature is not None
             where = f"generations/{model}-t{self.temperature:g}.jsonl" if drawn else f"ppo/{policy}/{file}"
+            if not responses:
+                raise UnavailableError(
+                    f"{self.run.path / where} has no lines: all responses were left out for faults (see faults/), or "
+                    "the file was cut off; restore it from a copy, or look at another with --policy"
+                )
             raise UnavailableError(
                 f"all responses in {where} are empty, and there is no token to look at; train {model} so that it does "
                 "not end at once (ppo.min_new_tokens), or look at another with --policy"

@@ -21,7 +21,10 @@ def costs(subject: Subject) -> Found:
     from wpr.report.problems import Problems
     from wpr.report.runs import read_runs
 
-    (run,) = read_runs([subject.run.path], Problems())
+    problems = Problems()
+    (run,) = read_runs([subject.run.path], problems)
+    for problem in problems.of("metrics.jsonl"):
+        subject.say(f"Note: {problem}")
     stages = [
         (name, str(record["status"]), record.get("seconds"), record.get("peak_memory_gb"))
         for name, record in subject.run.manifest["stages"].items()

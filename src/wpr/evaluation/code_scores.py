@@ -82,8 +82,8 @@ def run_programs(
         old, rows = read_lines(path)
         refuse_other_header(path, old, header, restart)
         advance(len(tasks))
-        return [Tried(**row) for row in rows]
-    with Journal(path, header, restart) as journal:
+        return [_tried(row, str(path)) for row in rows]
+    with Journal(path, header, restart, _tried) as journal:
         done = {row["task_id"]: Tried(**row) for row in journal.rows}
         advance(len(done))
         waiting = [task for task in tasks if task.task_id not in done]
@@ -101,6 +101,13 @@ def run_programs(
         ordered = [done[task.task_id] for task in tasks]
         journal.finish([asdict(one) for one in ordered])
     return ordered
+
+
+def _tried(row: Mapping[str, Any], where: str) -> Tried:
+    try:
+        return Tried(**row)
+    except TypeError as error:
+        raise DataError(f"{where} is no result of a program ({str(error).partition(' ')[2]})") from None
 
 
 def scores(model: str, tried: Sequence[Tried]) -> list[list[Cell]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wpr.data.rows import DataError, Message
 from wpr.evaluation.fingerprints import content_fingerprint, tokenizer_fingerprint
 from wpr.evaluation.journal import Journal, refuse_other_header
-from wpr.evaluation.response_file import PARTIAL, Response, ResponseFile, read_responses
+from wpr.evaluation.response_file import PARTIAL, Response, ResponseFile, read_responses, response_of
 
 if TYPE_CHECKING:
     from wpr.ppo.generation import Sampling
@@ -134,7 +134,7 @@ def made_otherwise(path: Path, header: dict[str, Any]) -> bool:
     growing = path.with_name(path.name + PARTIAL)
     try:
         if finished_file(path, header, "") is None and growing.exists():
-            with Journal(path, header, ""):
+            with Journal(path, header, "", response_of):
                 pass
     except DataError:
         return True
@@ -174,7 +174,7 @@ def generate_file(
     if done is not None:
         advance(len(prompts))
         return done
-    with Journal(path, header, restart) as journal:
+    with Journal(path, header, restart, response_of) as journal:
         answered = {row["prompt_id"]: row for row in journal.rows}
         advance(len(answered))
         waiting = [asked for asked in prompts if asked.prompt_id not in answered]

@@ -12,7 +12,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,14 +31,22 @@ class Journal:
 
     target: where the finished file will be. header: what decides the lines.
     restart: what to tell the user to do where a file was made by another header.
+    check: refuses a line that the caller could not go on with, by a `DataError` that begins with the place it is given.
     rows: what is there, from earlier processes and this one.
     """
 
-    def __init__(self, target: Path, header: Mapping[str, Any], restart: str) -> None:
+    def __init__(
+        self,
+        target: Path,
+        header: Mapping[str, Any],
+        restart: str,
+        check: Callable[[dict[str, Any], str], object] = lambda row, where: None,
+    ) -> None:
         self.target = target
         self.path = target.with_name(target.name + PARTIAL)
         self.header = json.loads(json.dumps(header))  # as it will be read again
         self.restart = restart
+        self.check = check
         self.rows: list[dict[str, Any]] = []
 
     def __enter__(self) -> Journal:
@@ -88,8 +97,7 @@ class Journal:
         self._file.seek(0)
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a sudden end
-        lines = [line for line in whole.split(b"\n") if line.strip()]
-        values = [_read(line, self.path, number) for number, line in enumerate(lines, 1)]
+        values = _read_all(whole, self.path)
         if len(whole) < len(content):
             self._file.truncate(len(whole))
             os.fsync(self._file.fileno())
@@ -97,8 +105,16 @@ class Journal:
             self._file.truncate(0)
             self._write([{"header": self.header}])
             return
-        refuse_other_header(self.path, values[0].get("header"), self.header, self.restart)
-        self.rows = values[1:]
+        (_, header), *rows = values
+        refuse_other_header(self.path, header.get("header"), self.header, self.restart)
+        for number, row in rows:
+            try:
+                self.check(row, f"{self.path}:{number}")
+            except DataError as error:
+                raise DataError(
+                    f"{error}; delete the line, which is then made again, or the file to start anew"
+                ) from None
+        self.rows = [row for _, row in rows]
 
     def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self._file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
@@ -115,10 +131,10 @@ def write_lines(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[st
 def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header and the lines of a finished file."""
     try:
-        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    values = [_read(line, path, number) for number, line in enumerate(lines, 1)]
+    values = [row for _, row in _read_all(content, path)]
     if not values or not isinstance(values[0].get("header"), dict):
         raise DataError(f"{path} does not begin with a header; delete it, and run the command again")
     return values[0]["header"], values[1:]
@@ -148,6 +164,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 def _decisive(header: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in header.items() if name not in NOT_DECISIVE}
+
+
+def _read_all(content: bytes, path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The lines that are not blank, with their numbers, without the byte order mark that an editor may have added."""
+    lines = enumerate(content.removeprefix(BOM_UTF8).split(b"\n"), 1)
+    return [(number, _read(line, path, number)) for number, line in lines if line.strip()]
 
 
 def _read(line: bytes, path: Path, number: int) -> dict[str, Any]:

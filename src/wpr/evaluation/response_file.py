@@ -85,7 +85,7 @@ def read_responses(path: Path | str) -> ResponseFile:
                 )
             header = _header(values["header"], f"{path}:{number}")
             continue
-        row = _response(values, f"{path}:{number}")
+        row = response_of(values, f"{path}:{number}")
         if row.prompt_id in seen:
             raise DataError(
                 f"{path}:{number} answers the prompt {row.prompt_id!r} again, as line {seen[row.prompt_id]} does; a "
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
             )
         raise DataError(f"{path} does not exist; `wpr generate` writes files of responses to a run's generations/")
     try:
-        return path.read_bytes().decode()
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line} holds the byte 0x{error.object[error.start]:02x}, which is not UTF-8") from None
@@ -139,7 +139,8 @@ def _header(values: Any, where: str) -> dict[str, Any]:
     return values
 
 
-def _response(values: dict[str, Any], where: str) -> Response:
+def response_of(values: Mapping[str, Any], where: str) -> Response:
+    """A line's response, checked; `DataError` begins with ``where``."""
     for name in ("prompt_id", "prompt", "response"):
         if name not in values:
             raise DataError(f"{where} has no {name!r} (it has {', '.join(sorted(values))}); every response needs one")
@@ -172,21 +173,21 @@ def _prompt(value: Any) -> str | list[Message]:
     return value
 
 
-def _number(values: dict[str, Any], name: str) -> float | None:
+def _number(values: Mapping[str, Any], name: str) -> float | None:
     value = values.get(name)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")):
         return None if value is None else float(value)
     raise BadRowError(f"{name!r} is {shown(value)}; it must be a number of 0 or more")
 
 
-def _whole(values: dict[str, Any], name: str) -> int | None:
+def _whole(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise BadRowError(f"{name!r} is {shown(value)}; it must be a whole number of 0 or more")
 
 
-def _truth(values: dict[str, Any], name: str) -> bool | None:
+def _truth(values: Mapping[str, Any], name: str) -> bool | None:
     value = values.get(name)
     if value is None or isinstance(value, bool):
         return value

@@ -11,6 +11,7 @@ from wpr.pipeline.functions import import_function
 from wpr.pipeline.models import check_model
 from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.recipe import Recipe
+from wpr.pipeline.regularizer import RegularizerSettings, check_same_tokens
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.rewards import RewardError
 
@@ -24,9 +25,14 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
         return
     arguments = trainer_arguments(recipe, kind, folder.stage(name), process_count(), has_bf16())
     make_config(kind, device_arguments() | arguments)
-    for setting, model in _models(recipe, kind):
-        if "{prepare}" not in model:
-            check_model(model, setting)
+    configs = {
+        setting: check_model(model, setting) for setting, model in _models(recipe, kind) if "{prepare}" not in model
+    }
+    if kind == "ppo" and "model.name" in configs:
+        check_regularizers(name, recipe, configs["model.name"].get_text_config().vocab_size)
+        for own in _regularizers(recipe).values():
+            if own.embeddings is not None:
+                check_same_tokens(own.embeddings, recipe.model.name, recipe.model.revision)
     if kind == "ppo" and recipe.evaluation.gold is not None:
         import_function(recipe.evaluation.gold, "evaluation.gold")
     if kind == "ppo" and recipe.scorer.kind != "model":
@@ -34,6 +40,23 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
             make_scorer(recipe.scorer, None)
         except RewardError as error:
             raise RecipeError(f"scorer.kind={recipe.scorer.kind}: {error}") from None
+
+
+def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:
+    """Refuse regularizers of a PPO stage that a vocabulary of so many tokens is too small for."""
+    policy = stage.removeprefix("ppo/")
+    for section, own in _regularizers(recipe).items():
+        if (found := own.check_vocabulary(tokens)) is not None:
+            # A policy that a sweep made has no place in the file.
+            known = recipe.source is not None and policy in recipe.policy_names
+            where = f"{recipe.source.where(f'{section}.{found[0]}', policy)}: " if recipe.source and known else ""
+            raise RecipeError(f"{where}policy {policy}: {section}.{found[1]}")
+
+
+def _regularizers(recipe: Recipe) -> dict[str, RegularizerSettings]:
+    """All of a policy's recipe, by their place in it."""
+    yardsticks = recipe.evaluation.yardsticks.items()
+    return {"regularizer": recipe.regularizer} | {f"evaluation.yardsticks.{name}": own for name, own in yardsticks}
 
 
 def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:
@@ -44,5 +67,6 @@ def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:
             yield "scorer.name", recipe.scorer.name
         if recipe.critic != "auto":
             yield "critic", recipe.critic
-        if recipe.regularizer.embeddings is not None:
-            yield "regularizer.embeddings", recipe.regularizer.embeddings
+        for section, own in _regularizers(recipe).items():
+            if own.embeddings is not None:
+                yield f"{section}.embeddings", own.embeddings

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from wpr.pipeline.checks import check_regularizers
 from wpr.pipeline.environment import machine, versions
 from wpr.pipeline.estimates import downloads, estimate, model_size
 from wpr.pipeline.folder import RunFolder
@@ -94,6 +95,9 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     console.print(f"memory: {verdict}", soft_wrap=True)
     if disk > free:
         console.print("disk: NOT enough space; free some, or lower save_total_limit", soft_wrap=True)
+    for stage in stages:
+        if stage.name.startswith("ppo/"):
+            check_regularizers(stage.name, stage.recipe, size.vocabulary)
     return {
         "parameters": size.parameters,
         "memory": {part.stage: part.memory for part in estimates},

@@ -37,6 +37,12 @@ class OptionError(UserError):
     exit_code = BAD_INPUT
 
 
+_NO_SPACE = re.compile(
+    r"no space left|os error 28|disk quota"  # Rust's, as in safetensors
+    # torch.save's, which keeps the reason to itself; which of them it is depends on where in the file the space ends.
+    r"|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error",
+    re.IGNORECASE,
+)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST)
 
@@ -52,7 +58,7 @@ def is_out_of_space(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if re.search(r"no space left|os error 28|disk quota|PytorchStreamWriter failed writing", str(seen), re.I):
+        if _NO_SPACE.search(str(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -122,12 +123,12 @@ class FinishedRun:
                 f"{path} is missing: the run has no held-out responses (evaluation.prompts, split.held_out)"
             )
         found = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-            if not line:
+        for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), 1):
+            if not line.strip():
                 continue
             try:
                 found.append(self.answer(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise RunFolderError(f"{path}:{number} is damaged ({error}); restore it from a copy") from None
         return found[:limit]
 

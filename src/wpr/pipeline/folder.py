@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from wpr.pipeline.errors import RunFolderError
+from wpr.stage_names import is_stage
 from wpr.whole_files import write_atomically
 
 FORMAT = 1
@@ -87,9 +88,14 @@ class RunFolder:
                     f"{self.manifest_path} has format {manifest['format']}, this release writes format {FORMAT}; use "
                     "another folder"
                 )
-            for record in manifest["stages"].values():
+            for stage, record in manifest["stages"].items():
                 StageRecord(**record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if not is_stage(stage):
+                    raise RunFolderError(
+                        f"{self.manifest_path} names the stage {stage!r}, which no run can have; restore the file, or "
+                        "take the stage out of it"
+                    )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunFolderError(
                 f"{self.manifest_path} is damaged ({error}); restore it, or move the folder away and start anew"
             ) from None

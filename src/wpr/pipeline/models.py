@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from wpr.damaged_files import refuse_damaged_model
 from wpr.language_models import is_peft
 from wpr.pipeline.errors import OptionError, UserError, first_line
 from wpr.pipeline.recipe import LoraSettings, ModelSettings
@@ -31,6 +32,13 @@ def load_tokenizer(name: str, revision: str | None = None, setting: str = "model
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def load_vocabulary(name: str, setting: str = "model.name", revision: str | None = None) -> dict[str, int]:
+    """Ids by token, of a model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return dict(_load(AutoTokenizer, name, "tokenizer", setting, revision=revision).get_vocab())
 
 
 def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
@@ -77,18 +85,22 @@ def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
 
 def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
     options = {key: value for key, value in options.items() if value is not None}
+    refuse_damaged_model(name)
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(name, role, setting, error) from error
 
 
-def check_model(name: str, setting: str) -> None:
-    """Refuse a model that is neither here nor on the hub, by its configuration, which is small."""
+def check_model(name: str, setting: str) -> Any:
+    """The model's configuration, which is small. A model that is neither here nor on the hub is refused, and one whose
+    files are not whole.
+    """
     from transformers import AutoConfig
 
+    refuse_damaged_model(name)
     try:
-        AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(name, "model", setting, error) from error
 

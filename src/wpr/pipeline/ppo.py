@@ -17,8 +17,14 @@ from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_c
 from wpr.pipeline.recipe import ScorerSettings
 from wpr.pipeline.regularizer import build_regularizer
 from wpr.pipeline.stage import Stage, is_main_process
-from wpr.pipeline.training import MetricsFile, forget_partial_checkpoints, last_training_log, learned, release
-from wpr.ppo.checkpoints import last_complete_checkpoint
+from wpr.pipeline.training import (
+    MetricsFile,
+    forget_final_evaluation,
+    last_training_log,
+    learned,
+    release,
+    usable_checkpoint,
+)
 from wpr.ppo.distributed import is_sharded
 from wpr.transport.geometry import input_embeddings
 from wpr.whole_files import write_atomically
@@ -73,8 +79,9 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     if held_out:
         results["before"], before = measure(trainer, stage.folder / "responses-before.jsonl")
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
-    forget_partial_checkpoints(stage.checkpoints)
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(stage.checkpoints) is not None)
+    checkpoint = usable_checkpoint(stage.checkpoints)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:

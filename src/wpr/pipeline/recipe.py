@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from wpr.data import DataSettings, SplitSettings
+from wpr.data.rows import shown
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.regularizer import RegularizerSettings
 from wpr.pipeline.typed import Where, build, check_fields, field_types, unknown
+from wpr.stage_names import FOLDER_NAME
 
 STAGES = ("sft", "reward", "ppo")
 OWNED = {
@@ -26,6 +28,9 @@ OWNED = {
     "do_train": "a stage that is in the recipe is trained",
 }
 """Settings of the trainers that the pipeline sets itself."""
+
+LARGEST_SEED = 2**32 - 1
+"""What numpy's generators take; Python's and torch's take more."""
 
 
 @dataclass
@@ -139,6 +144,10 @@ class Source(Protocol):
         """The recipe, or that of one policy with dotted changes."""
         ...
 
+    def where(self, key: str, policy: str | None = None) -> str:
+        """Words for where a dotted key was set."""
+        ...
+
 
 @dataclass
 class Recipe:
@@ -177,7 +186,7 @@ class Recipe:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(self.output.format(name=self.name)).expanduser()
+        return Path(self.output.replace("{name}", self.name)).expanduser()
 
     @property
     def policy_names(self) -> list[str]:
@@ -227,11 +236,14 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
     values["sweeps"] = values.get("sweeps") or {}
     # A policy that is null was taken out by a recipe that builds on another one.
     policies = values.get("policies") or {}
-    values["policies"] = {name: own for name, own in policies.items() if own is not None}
+    if isinstance(policies, Mapping):
+        policies = {name: own for name, own in policies.items() if own is not None}
+    values["policies"] = policies
     for section in STAGES:
         values[section] = _stage(section, values.get(section), where)
     recipe: Recipe = build(Recipe, values, "", where)
     _check_names(recipe, where)
+    _check_seed(recipe.seed, "seed", where)
     _check_scorer(recipe, where)
     if check_policies:
         _check_policies(recipe, where)
@@ -242,7 +254,9 @@ def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
     if values is None:
         return None if section != "ppo" else {}
     if not isinstance(values, Mapping):
-        raise RecipeError(f"{where(section)}: {section}={values!r} must be settings, or null to leave the stage out")
+        raise RecipeError(
+            f"{where(section)}: {section}={shown(values, 200)} must be settings, or null to leave the stage out"
+        )
     for name, reason in OWNED.items():
         if name in values:
             raise RecipeError(f"{where(f'{section}.{name}')}: {section}.{name} cannot be set: {reason}")
@@ -254,6 +268,8 @@ def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
         )
     if (size := checked.get("batch_size", 1)) < 1:
         raise RecipeError(f"{where(f'{section}.batch_size')}: {section}.batch_size={size} must be 1 or more")
+    if checked.get("data_seed") is not None:
+        _check_seed(checked["data_seed"], f"{section}.data_seed", where)
     return checked
 
 
@@ -279,16 +295,21 @@ def config_class(section: str) -> type:
 def _check_names(recipe: Recipe, where: Where) -> None:
     for kind, names in (("name", [recipe.name]), ("policies", recipe.policies), ("sweeps", recipe.sweeps)):
         for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=+-]*", name):
+            if not re.fullmatch(FOLDER_NAME, name):
                 raise RecipeError(
                     f"{where(kind)}: {kind} {name!r} becomes a folder's name; use letters, digits, '.', '-' and '_'"
                 )
-    try:
-        recipe.output.format(name=recipe.name)
-    except (KeyError, IndexError, ValueError):
+    if re.search("[{}]", recipe.output.replace("{name}", "")):
+        raise RecipeError(f"{where('output')}: output={recipe.output!r} may hold {{name}} and no other braces")
+    if not recipe.output.isprintable() or not recipe.output.strip():
+        raise RecipeError(f"{where('output')}: output={recipe.output!r} must be a folder's path, as runs/{{name}}")
+
+
+def _check_seed(seed: int, key: str, where: Where) -> None:
+    if not 0 <= seed <= LARGEST_SEED:
         raise RecipeError(
-            f"{where('output')}: output={recipe.output!r} may hold {{name}} and no other braces"
-        ) from None
+            f"{where(key)}: {key}={shown(seed)} is outside 0 to {LARGEST_SEED}, the seeds that numpy and torch share"
+        )
 
 
 def _check_scorer(recipe: Recipe, where: Where) -> None:

@@ -22,6 +22,9 @@ from wpr.pipeline.yaml_file import YamlFile, parse_value, read_yaml
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """The shipped ones."""
 
+LONGEST = 100
+"""Characters of an override that errors quote."""
+
 
 @dataclass(frozen=True)
 class RecipeSource:
@@ -35,6 +38,8 @@ class RecipeSource:
         own = f"policies.{policy}.{key}"
         if policy is not None and own in self.origins and not self.origins.get(key, "").startswith(COMMAND_LINE):
             return self.origins[own]
+        if key not in self.origins and own.rpartition(".")[0] in self.origins:  # a default within the policy's section
+            return self.origins[own.rpartition(".")[0]]
         while key not in self.origins:
             key = key.rpartition(".")[0]
         return self.origins[key]
@@ -65,7 +70,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         if not equals or not key:
             raise RecipeError(f"{COMMAND_LINE}: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
         changes[key.strip()] = parse_value(value)
-        origins[key.strip()] = f"{COMMAND_LINE} ({text})"
+        origins[key.strip()] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
     source = RecipeSource(with_changes(file.values, changes), origins)
     recipe = source.recipe()
     for policy in recipe.policy_names:  # an error in any of them is told now, not hours later

@@ -88,6 +88,21 @@ class RegularizerSettings:
         changed = {name: getattr(self, name) for name in _SOLVER if getattr(self, name) is not None}
         return dataclasses.asdict(dataclasses.replace(PRESETS[self.preset or "semantic"], **changed))
 
+    def check_vocabulary(self, tokens: int) -> tuple[str, str] | None:
+        """The first of k1 and k2 that a vocabulary of so many tokens is too small for, and what to do about it."""
+        if not self.is_wasserstein:
+            return None
+        values = self.resolved()
+        if values["k2"] > tokens:
+            return "k2", f"k2={values['k2']} exceeds the vocabulary ({tokens} tokens); set k2 to {tokens} or less"
+        k1 = values["neighbours"]
+        if k1 != "all" and k1 >= tokens:
+            return "neighbours", (
+                f"neighbours={k1} exceeds the other tokens of the vocabulary ({tokens - 1}); set neighbours to "
+                f"{tokens - 1} or less, or to all"
+            )
+        return None
+
     def resolved(self) -> dict[str, Any]:
         """Everything that decides the penalty, defaults written out."""
         if self.is_wasserstein:
@@ -131,7 +146,7 @@ def build_regularizer(settings: RegularizerSettings, reference: Any, device: Any
     if device is None or device.type != "cuda":  # others lack operations that measuring needs
         device = weight.device
     if settings.embeddings is not None:
-        weight = _embeddings_of(settings.embeddings, len(weight))
+        weight = _embeddings_of(settings.embeddings, reference)
     values = settings.resolved()
     neighbours = None if values["neighbours"] == "all" else values["neighbours"]
     scale = None if values["scale"] == "none" else values["scale"]
@@ -139,16 +154,35 @@ def build_regularizer(settings: RegularizerSettings, reference: Any, device: Any
     return Wasserstein(geometry, settings.preset or "semantic", **settings.solver())
 
 
-def _embeddings_of(name: str, tokens: int) -> Any:
+def check_same_tokens(embeddings: str, model: str, revision: str | None = None) -> None:
+    """Refuse embeddings of a model in whose tokenizer ids stand for other tokens than in ``model``'s. That both have as
+    many says nothing: costs between unrelated tokens would be taken without a word.
+    """
+    from wpr.pipeline.models import load_vocabulary
+
+    theirs, ours = load_vocabulary(embeddings, "regularizer.embeddings"), load_vocabulary(model, revision=revision)
+    ids = sorted({index for _, index in theirs.items() ^ ours.items()})
+    if not ids:
+        return
+    named = [{index: token for token, index in one.items()} for one in (theirs, ours)]
+    first = ", ".join(f"{index} is {' and not '.join(repr(one.get(index)) for one in named)}" for index in ids[:3])
+    raise ValueError(
+        f"regularizer.embeddings={embeddings} has another tokenizer than {model}: {len(ids)} ids differ, the first are "
+        f"{first} (None: no token); only a model of the same tokenizer gives costs between the policy's tokens"
+    )
+
+
+def _embeddings_of(name: str, reference: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     from wpr.transport.geometry import input_embeddings
 
-    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    weight = input_embeddings(model).float()
-    if len(weight) != tokens:
+    check_same_tokens(name, reference.name_or_path)
+    weight = input_embeddings(AutoModelForCausalLM.from_pretrained(name, dtype="auto")).float()
+    rows = len(input_embeddings(reference))
+    if len(weight) < rows:
         raise ValueError(
-            f"regularizer.embeddings={name} has {len(weight)} tokens and the policy {tokens}; only a model of the same "
-            "tokenizer gives costs between the policy's tokens"
+            f"regularizer.embeddings={name} has embeddings of {len(weight)} tokens and the policy of {rows}: the "
+            "tokenizer is the same, but the policy's matrix is padded further; name a model with as many or more"
         )
-    return weight
+    return weight[:rows]  # what is left over pads the other matrix, and is no token

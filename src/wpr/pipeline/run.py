@@ -116,9 +116,11 @@ class Run:
                 for stage in stages
             }
             with self._explaining():
-                self._check(stage for stage in stages if asked[stage.name])
+                self._check([stage for stage in stages if asked[stage.name]])
                 for stage in stages:
                     results[stage.name] = self._bring(stage, asked[stage.name])
+                    if stage.name == "prepare":  # the model that it made can be looked at now
+                        self._check([self._made(later) for later in stages if asked[later.name]])
         return {name: found for name, found in results.items() if found is not None}
 
     @contextmanager
@@ -131,6 +133,9 @@ class Run:
             if told is None or isinstance(error, UserError):
                 raise
             raise UserError(told) from error
+
+    def _made(self, stage: PlannedStage) -> PlannedStage:
+        return dataclasses.replace(stage, recipe=self._real(stage.recipe))
 
     def _check(self, stages: Iterable[PlannedStage]) -> None:
         """Refuse now what a stage would refuse when its turn comes, as far as that can be known."""

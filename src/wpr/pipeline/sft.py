@@ -15,8 +15,8 @@ from wpr.pipeline.training import (
     learned,
     release,
     train_with_logs,
+    usable_checkpoint,
 )
-from wpr.ppo.checkpoints import last_complete_checkpoint
 
 
 def train_sft(stage: Stage) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def train_sft(stage: Stage) -> dict[str, Any]:
     args = make_config("sft", stage.arguments())
     # Measured within training: `evaluate` before it would leave the model without the wrapper that averages gradients
     # over processes.
-    args.eval_on_start = bool(rows.held_out) and last_complete_checkpoint(stage.checkpoints) is None
+    args.eval_on_start = bool(rows.held_out) and usable_checkpoint(stage.checkpoints) is None
     trainer = ResumableSFTTrainer(
         model=load_causal(recipe.model),
         args=args,

@@ -12,11 +12,10 @@ from rich.table import Table
 from wpr.pipeline.run import results_of
 from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
-from wpr.pipeline.training import read_metrics
 from wpr.report.comparisons import MEASURES, against_each_other, against_sft
 from wpr.report.curves import policy_curves
 from wpr.report.problems import Problems
-from wpr.report.runs import read_runs
+from wpr.report.runs import Run, read_runs
 from wpr.whole_files import write_atomically
 
 FEW = 4
@@ -46,11 +45,15 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
     rows = comparison(results_of(folder))
     if rows:
         write_atomically(folder / "policies.csv", as_csv(rows))
-        policies = [str(row["policy"]) for row in rows]
-        metrics = {name: read_metrics(folder / "ppo" / name / "metrics.jsonl") for name in policies}
+        policies = [row["policy"] for row in rows]
+        problems = Problems()
+        (run,) = read_runs([folder], problems)
+        metrics = {policy.own_name: policy.lines for policy in run.policies if policy.own_name in policies}
         write_atomically(folder / "curves.svg", policy_curves(metrics))
+        for problem in problems.of("metrics.jsonl"):
+            console.print(f"Note: {problem}", soft_wrap=True, markup=False)
         console.print(_policy_table(rows))
-        _show_win_rates(folder, console)
+        _show_win_rates(run, console)
     console.print(f"everything is in {folder}", soft_wrap=True)
 
 
@@ -70,11 +73,10 @@ def _policy_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _show_win_rates(folder: Path, console: Console) -> None:
+def _show_win_rates(run: Run, console: Console) -> None:
     """Who wins against whom on the held-out prompts, by gold where there is gold, else by the score; all of it also
     goes to ``win_rates.csv``.
     """
-    (run,) = read_runs([folder], Problems())
     found = {name: [*against_sft(run.policies, name), *against_each_other(run.policies, name)] for name in MEASURES}
     rows = [
         {"by": name, "policy": one.ours.name, "against": one.opponent, **dataclasses.asdict(one.result)}
@@ -83,7 +85,7 @@ def _show_win_rates(folder: Path, console: Console) -> None:
     ]
     if not rows:
         return
-    write_atomically(folder / "win_rates.csv", as_csv(rows))
+    write_atomically(run.path / "win_rates.csv", as_csv(rows))
     measure = rows[0]["by"]
     shown = found[measure]
     if len(shown) > MOST_PAIRS:

@@ -14,9 +14,11 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from trl import RewardTrainer, SFTTrainer
 
 from wpr.language_models import dependable_attention
-from wpr.pipeline.stage import Stage
-from wpr.ppo.checkpoints import is_complete, last_complete_checkpoint
+from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
+from wpr.ppo.checkpoints import checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
+from wpr.report.files import read_lines
+from wpr.report.problems import Problems
 from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -46,14 +48,17 @@ class MetricsFile(TrainerCallback):  # type: ignore[misc]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last one that was cut off by a kill is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    """The lines of a metrics file; what a kill cut off is left out."""
+    return read_lines(path, Problems(), lambda row: None, "") if path.exists() else []
+
+
+def forget_final_evaluation(path: Path, history: list[dict[str, Any]]) -> None:
+    """Take out of a metrics file what an earlier process measured at the end, before it was killed: it is measured
+    again. ``history``: the log of the state that it is measured in, which has all evaluations within training.
+    """
+    if is_main_process():
+        rest = [row for row in read_metrics(path)[len(history) :] if not any(key.startswith("eval_") for key in row)]
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in [*history, *rest]))
 
 
 class _Resumable:
@@ -66,8 +71,7 @@ class _Resumable:
 
     def resume(self, checkpoints: Path) -> None:
         """Train, from the newest whole checkpoint if there is one; if that has all steps, only load it."""
-        forget_partial_checkpoints(checkpoints)
-        self._from = last_complete_checkpoint(checkpoints)
+        self._from = usable_checkpoint(checkpoints)
         if self._from is None:
             self.train()  # type: ignore[attr-defined]
             return
@@ -78,6 +82,8 @@ class _Resumable:
         else:
             self.state = state
             self._load_from_checkpoint(str(self._from))  # type: ignore[attr-defined]
+            if (gathered := self._gathered()) is not None:
+                self._total_train_tokens = gathered["tokens"]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)  # type: ignore[misc]
@@ -91,18 +97,22 @@ class _Resumable:
         torch.save(state, Path(output_dir) / f"{self.args.process_index}-{_STATE}")  # type: ignore[attr-defined]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._from is not None:
-            path, self._from = self._from / f"{self.args.process_index}-{_STATE}", None  # type: ignore[attr-defined]
-            if path.exists():
-                state = torch.load(path, weights_only=True)
-                for mode, lists in state["metrics"].items():
-                    self._metrics[mode].update(lists)  # type: ignore[attr-defined]
-                self._total_train_tokens: float = state["tokens"]
-                self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
-                self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
-                self._globalstep_last_logged: int = state["last_logged"]
+        if (state := self._gathered()) is not None:
+            for mode, lists in state["metrics"].items():
+                self._metrics[mode].update(lists)  # type: ignore[attr-defined]
+            self._total_train_tokens = state["tokens"]
+            self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
+            self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
+            self._globalstep_last_logged: int = state["last_logged"]
         with dependable_attention():
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+    def _gathered(self) -> dict[str, Any] | None:
+        """What the checkpoint had gathered, when it is asked for the first time."""
+        if self._from is None:
+            return None
+        path, self._from = self._from / f"{self.args.process_index}-{_STATE}", None  # type: ignore[attr-defined]
+        return torch.load(path, weights_only=True) if path.exists() else None
 
 
 class ResumableSFTTrainer(_Resumable, SFTTrainer):  # type: ignore[misc]
@@ -113,12 +123,33 @@ class ResumableRewardTrainer(_Resumable, RewardTrainer):  # type: ignore[misc]
     """TRL's trainer, resumable to the same logs."""
 
 
-def forget_partial_checkpoints(folder: Path) -> None:
-    """Remove checkpoints that a killed process was still writing."""
-    for path in folder.glob("checkpoint-*"):
-        if path.is_dir() and not is_complete(path):
-            logger.warning("%s was not complete when its process ended; it is removed", path)
-            shutil.rmtree(path)
+def usable_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that training can go on from.
+
+    Those that a killed process was still writing are removed. Newer ones that are damaged get another name: the Trainer
+    would count them among those it keeps, and write over them in the end.
+    """
+    if is_main_process():
+        whole = False
+        for path in checkpoints_in(folder):
+            if not is_finished(path):
+                logger.warning("%s was not complete when its process ended; it is removed", path)
+                shutil.rmtree(path)
+            elif not whole and (found := damage(path)) is not None:
+                moved = _renamed(path)
+                logger.warning("%s; it is kept in %s, and the stage goes on from before it", found, moved)
+            else:
+                whole = True
+    wait_for_everyone()
+    return last_complete_checkpoint(folder)
+
+
+def _renamed(path: Path) -> Path:
+    number, moved = 1, path.with_name(f"damaged-{path.name}")
+    while moved.exists():
+        number += 1
+        moved = path.with_name(f"damaged-{path.name}-{number}")
+    return path.rename(moved)
 
 
 def show_progress(trainer: Any, title: str) -> ConsoleCallback:
@@ -138,6 +169,7 @@ def train_with_logs(trainer: Any, stage: Stage) -> None:
         trainer.resume(stage.checkpoints)
     finally:
         console.close()
+    forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
 
 
 def last_training_log(history: list[dict[str, Any]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union
 
+from wpr.data.rows import shown
 from wpr.pipeline.errors import RecipeError
 
 Where = Callable[[str], str]
@@ -92,7 +93,7 @@ def convert(value: Any, hint: Any, key: str, where: Where) -> Any:
     """``value`` as the type ``hint``, or an error that names both. Whole numbers serve as floats, no more is bent."""
     fits, result = _fit(value, hint, key, where)
     if not fits:
-        raise RecipeError(f"{where(key)}: {key}={value!r} must be {_words(hint)}")
+        raise RecipeError(f"{where(key)}: {key}={shown(value, 200)} must be {_words(hint)}")
     return result
 
 

@@ -1,7 +1,8 @@
 """Reading a recipe's YAML: as YAML 1.2 understands it, with the line of every key.
 
 PyYAML follows YAML 1.1, where `no` is false and `1e-5` is text; both occur in training settings and mean what they
-say here. A key that stands twice is refused: the first would be lost without a word.
+say here. A key that stands twice is refused: the first would be lost without a word. So is what would never end: text
+nested without measure, and aliases of aliases that a few lines unfold to billions of values.
 """
 
 from __future__ import annotations
@@ -13,11 +14,36 @@ from typing import Any
 
 import yaml
 
+from wpr.data.rows import shown
 from wpr.pipeline.errors import RecipeError
+
+DEEPEST = 50
+MOST_VALUES = 100_000
+"""Levels and values, aliases written out, that a file may have: far more than any recipe, and read in a second."""
 
 
 class _Loader(yaml.SafeLoader):
     """Safe, with YAML 1.2's booleans and numbers, and dates as the text they are."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse what is nested too deeply before Python's own stack ends."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A tag that does not fit its text (`!!int abc`) is told with its place."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            problem = f"{shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 _KINDS = {
@@ -50,7 +76,7 @@ _Loader.add_constructor(_TAG + "int", _whole_number)
 
 @dataclass
 class YamlFile:
-    """What a file says, and where: ``lines`` has the line of every dotted key."""
+    """What a file says, and where: ``lines`` has the line of every dotted key, and of a list's values by number."""
 
     path: str
     values: dict[str, Any]
@@ -65,38 +91,43 @@ class YamlFile:
 
 def read_yaml(path: Path, name: str | None = None) -> YamlFile:
     """Read a mapping from a file, ``name`` being what errors call it."""
-    shown = name or str(path)
+    called = name or str(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{shown} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise RecipeError(f"{called} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
-        raise RecipeError(f"{shown} cannot be read: {error.strerror}") from None
+        raise RecipeError(f"{called} cannot be read: {error.strerror}") from None
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        lines: dict[str, int] = {}
-        if node is not None:
-            _note_lines(node, "", lines, shown)
-        values = yaml.load(text, Loader=_Loader)
+        values, lines = _parse(text, called)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(
-            f"{shown}, line {line} has a character that YAML does not allow (number {error.character}); remove it"
+            f"{called}, line {line} has a character that YAML does not allow (number {error.character}); remove it"
         ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise RecipeError(
-            f"{shown}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; mend the line (a missing "
+            f"{called}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; mend the line (a missing "
             "colon, quote or bracket, or a tab, is the usual cause)"
         ) from None
     if values is None:
         raise RecipeError(
-            f"{shown} is empty; write `key: value` lines, or begin with a copy of one: `wpr recipes tiny`"
+            f"{called} is empty; write `key: value` lines, or begin with a copy of one: `wpr recipes tiny`"
         )
     if not isinstance(values, dict):
-        raise RecipeError(f"{shown} holds {type(values).__name__}, not settings; write `key: value` lines")
-    return YamlFile(shown, _with_text_keys(values), lines)
+        raise RecipeError(f"{called} holds {type(values).__name__}, not settings; write `key: value` lines")
+    return YamlFile(called, _with_text_keys(values), lines)
+
+
+def _parse(text: str, called: str) -> tuple[Any, dict[str, int]]:
+    """The values, and the line of every dotted key."""
+    node = yaml.compose(text, Loader=_Loader)
+    lines: dict[str, int] = {}
+    if node is not None:
+        _note_lines(node, "", lines, called)
+    return yaml.load(text, Loader=_Loader), lines
 
 
 def _with_text_keys(values: Any) -> Any:
@@ -109,7 +140,7 @@ def _with_text_keys(values: Any) -> Any:
 def parse_value(text: str) -> Any:
     """A value of the command line, as it would stand in a file: ``1e-5``, ``true``, ``[a, b]``, text."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _parse(text, "command line")[0]
     except yaml.YAMLError:
         return text
 
@@ -140,13 +171,22 @@ _Dumper.yaml_implicit_resolvers = {
 }
 
 
-def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], shown: str, above: tuple[int, ...] = ()) -> None:
+def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], called: str, above: tuple[int, ...] = ()) -> None:
+    line = node.start_mark.line + 1
     if id(node) in above:
-        raise RecipeError(f"{shown}, line {node.start_mark.line + 1}: {prefix} holds itself; write its settings out")
+        raise RecipeError(f"{called}, line {line}: {prefix} holds itself; write its settings out")
+    if len(lines) > MOST_VALUES or len(above) > DEEPEST:
+        key = prefix.partition(".")[0]
+        limit = f"{MOST_VALUES} values" if len(lines) > MOST_VALUES else f"{DEEPEST} levels"
+        raise RecipeError(
+            f"{called}, line {lines.get(key, line)}: {key} has more than {limit} once its aliases (*name) are put in; "
+            "write out what is meant"
+        )
     above = (*above, id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, part in enumerate(node.value):
-            _note_lines(part, f"{prefix}.{index}", lines, shown, above)
+            lines[f"{prefix}.{index}"] = part.start_mark.line + 1
+            _note_lines(part, f"{prefix}.{index}", lines, called, above)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -154,8 +194,8 @@ def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], shown: str,
         line = key.start_mark.line + 1
         if name in lines:
             raise RecipeError(
-                f"{shown}, line {line}: {name} stands here for the second time (first in line {lines[name]}); remove "
+                f"{called}, line {line}: {name} stands here for the second time (first in line {lines[name]}); remove "
                 "one of them"
             )
         lines[name] = line
-        _note_lines(value, name, lines, shown, above)
+        _note_lines(value, name, lines, called, above)

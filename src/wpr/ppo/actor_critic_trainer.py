@@ -104,9 +104,9 @@ class ActorCriticTrainer(Trainer):  # type: ignore[misc]
                 )
             return folder
         folder = Path(resume)
-        if not checkpoints.is_complete(folder):
+        found = checkpoints.damage(folder) if checkpoints.is_finished(folder) else "its trainer_state.json is missing"
+        if found is not None:
             raise ValueError(
-                f"{folder} is not a whole checkpoint (its trainer_state.json is missing or damaged); use "
-                "resume_from_checkpoint=True for the newest whole one"
+                f"{folder} is not a whole checkpoint: {found}; use resume_from_checkpoint=True for the newest whole one"
             )
         return folder

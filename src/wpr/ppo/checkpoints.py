@@ -4,12 +4,15 @@ checkpoint-<step>/                the policy, as an ordinary transformers (or PE
     critic/                       the critic, as an ordinary sequence-classification folder
     value_head.safetensors        or, with a shared backbone, its head
     ppo_state_<rank>.pt           beta, running moments, metrics, and the rollout if it is not used up yet
-    trainer_state.json            written last, once all processes are done: a folder that has it is whole
+    trainer_state.json            written last, once all processes are done: a folder without it was never finished
+
+A folder that was finished may still have been damaged since, by a full disk or a broken copy.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,30 +21,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wpr.damaged_files import first_damaged
 from wpr.language_models import is_peft
 from wpr.ppo.actor_critic import ActorCritic
+
+logger = logging.getLogger(__name__)
 
 CRITIC = "critic"
 VALUE_HEAD = "value_head.safetensors"
 
 
-def is_complete(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
     """Whether everything was written before the process ended, however it ended."""
-    try:
-        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+    return (folder / "trainer_state.json").exists()
+
+
+def damage(folder: Path) -> str | None:
+    """What keeps training from going on from a checkpoint that was finished; None where it is whole."""
+    found = first_damaged(folder.rglob("*"))
+    if found is not None:
+        return found
+    state = json.loads((folder / "trainer_state.json").read_bytes().decode("utf-8-sig"))
+    has_step = isinstance(state, dict) and isinstance(state.get("global_step"), int)
+    return None if has_step else f"{folder / 'trainer_state.json'} is damaged (it has no global_step)"
+
+
+def checkpoints_in(output_dir: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first, whatever their state."""
+    steps = {folder: folder.name.removeprefix("checkpoint-") for folder in output_dir.glob("checkpoint-*")}
+    folders = [folder for folder, step in steps.items() if step.isdigit() and folder.is_dir()]
+    return sorted(folders, key=lambda folder: -int(steps[folder]))
 
 
 def last_complete_checkpoint(output_dir: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    folders = [
-        folder
-        for folder in output_dir.glob("checkpoint-*")
-        if folder.name.removeprefix("checkpoint-").isdigit() and is_complete(folder)
-    ]
-    return max(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")), default=None)
+    """The newest checkpoint of a run that training can go on from; of newer ones that are damaged it is said."""
+    for folder in checkpoints_in(output_dir):
+        if is_finished(folder):
+            if (found := damage(folder)) is None:
+                return folder
+            logger.warning("%s; %s is passed over", found, folder)
+    return None
 
 
 def save_parts(model: ActorCritic, folder: Path, state: dict[str, Tensor] | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from wpr.damaged_files import refuse_damaged_model
 from wpr.language_models import is_causal, is_partitioned, is_peft, plain_model, scores_split
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
@@ -39,6 +40,7 @@ def load_policy(model: Any, peft_config: Any) -> Any:
     weights that are kept in bf16 lose every update below 1/256 of them.
     """
     if isinstance(model, str):
+        refuse_damaged_model(model)
         if (Path(model) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
@@ -92,6 +94,7 @@ def load_critic(critic: Any, args: PPOConfig) -> Any:
     if isinstance(critic, str):
         from transformers import AutoModelForSequenceClassification
 
+        refuse_damaged_model(critic)
         critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1, dtype=torch.float32)
     return critic
 

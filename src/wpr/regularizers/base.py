@@ -75,8 +75,16 @@ def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
     return tokens
 
 
+def check_tensors(**given: object) -> None:
+    """Refuse lists and arrays, by the name that the argument has."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; pass a tensor, as torch.as_tensor({name})")
+
+
 def check_shapes(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:
     """The same without a look at the tokens themselves, for which the host would have to wait for the device."""
+    check_tensors(policy_logits=policy_logits, reference_logits=reference_logits, tokens=tokens)
     if policy_logits.ndim != 2 or policy_logits.shape != reference_logits.shape:
         raise ValueError(
             f"policy logits {tuple(policy_logits.shape)} and reference logits {tuple(reference_logits.shape)} must "

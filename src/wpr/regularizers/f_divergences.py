@@ -39,6 +39,7 @@ from wpr.regularizers.base import (
     RegularizerOutput,
     check_inputs,
     check_shapes,
+    check_tensors,
     refuse_by_one_question,
     refuse_impossible_tokens,
 )
@@ -89,6 +90,7 @@ class FDivergence(ABC):
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
+        check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         if self._by_kernels(policy_logits, reference_logits):
             return self._call_by_kernels(policy_logits, reference_logits, tokens)
         tokens = check_inputs(policy_logits, reference_logits, tokens)
@@ -126,6 +128,7 @@ class FDivergence(ABC):
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
         """See `Regularizer.loss`. ``tokens`` are not needed: the expectation runs over the whole vocabulary."""
+        check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         check_inputs(policy_logits, reference_logits, _any_tokens(policy_logits) if tokens is None else tokens)
         log_p, log_q = _log_softmax(policy_logits, reference_logits, 0)
         with torch.no_grad():

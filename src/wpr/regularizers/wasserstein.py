@@ -26,6 +26,7 @@ from wpr.regularizers.base import (
     RegularizerOutput,
     check_inputs,
     check_shapes,
+    check_tensors,
     refuse_by_one_question,
     refuse_impossible_tokens,
 )
@@ -152,6 +153,7 @@ class Wasserstein:
         """See `Regularizer.loss`. ``tokens``, if given, are made part of the support; the expectation runs over the
         support and its leftover mass.
         """
+        check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         with torch.no_grad():
             if tokens is None:
                 tokens = policy_logits.argmax(-1)
@@ -196,6 +198,7 @@ class Wasserstein:
         """The support, and a function that refuses bad rows and impossible tokens. With the kernels that question is
         the only one that makes the host wait for the device, so it can be put off until all work has been handed over.
         """
+        check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         if not self._by_kernels(policy_logits, reference_logits):
             support = self.support(policy_logits, reference_logits, tokens)
             return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)

@@ -7,6 +7,7 @@ from typing import Any
 
 from wpr.report.charts import line_chart, panels
 from wpr.report.figures import Charts, Line, legend, policy_name
+from wpr.report.files import finite
 from wpr.report.markup import join, paragraph, tag
 from wpr.report.section import Findings, Section
 from wpr.report.tables import Cell, Table
@@ -30,7 +31,13 @@ def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     charts = []
     for metric, title in CURVES.items():
         series = {
-            name: [(float(row["step"]), float(row[metric])) for row in rows if "loss" in row and metric in row]
+            name: [
+                (step, value)
+                for row in rows
+                if "loss" in row
+                and (step := finite(row.get("step"))) is not None
+                and (value := finite(row.get(metric))) is not None
+            ]
             for name, rows in runs.items()
         }
         charts.append(line_chart(title, series))

@@ -42,9 +42,9 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def read_text(path: Path, problems: Problems, remedy: str) -> str | None:
-    """A file's text; bytes that are no UTF-8 show as a replacement sign."""
+    """A file's text without a byte order mark; bytes that are no UTF-8 show as a replacement sign."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:
         problems.add(path, "is missing", remedy)
     except OSError as error:

@@ -35,3 +35,7 @@ class Problems:
         problem = Problem(str(file), what, remedy)
         if problem not in self.found:
             self.found.append(problem)
+
+    def of(self, name: str) -> list[Problem]:
+        """Those of files of this name."""
+        return [problem for problem in self.found if Path(problem.file).name == name]

@@ -10,6 +10,7 @@ from typing import Any
 
 from wpr.report.files import LARGEST, Row, as_number, as_text, finite, mapping, read_lines, read_object, read_text
 from wpr.report.problems import Problems
+from wpr.stage_names import is_stage
 
 FORMAT = 1
 LONGEST_ERROR = 400
@@ -74,8 +75,9 @@ class Run:
 
     @property
     def stages(self) -> Mapping[str, Any]:
-        """The manifest's records, by stage."""
-        return mapping(self.manifest.get("stages"))
+        """The manifest's records, by stage; names that no stage has are left out, since they are folders' names too."""
+        found = mapping(self.manifest.get("stages"))
+        return {name: record for name, record in found.items() if is_stage(name)}
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -133,6 +135,8 @@ def _read_run(path: Path, problems: Problems) -> Run | None:
     if manifest and not isinstance(manifest.get("stages"), dict):
         problems.add(manifest_path, "has no stages", lost)
     run = Run(path, path.resolve().name or str(path), manifest, None)
+    for name in mapping(manifest.get("stages")).keys() - run.stages.keys():
+        problems.add(manifest_path, f"names the stage {name!r}, which no run can have", "it is left out")
     run.recipe_text = read_text(path / "recipe.yaml", problems, "the recipe cannot be shown")
     for name in _policy_names(run):
         run.policies.append(_read_policy(run, name, problems))

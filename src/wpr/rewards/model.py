@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.damaged_files import refuse_damaged_model
 from wpr.language_models import hidden_states, is_partitioned, position_limit, scalar_head, scores_at, scores_split
 from wpr.rewards.base import Completions
 
@@ -34,6 +35,7 @@ class RewardModel:
         """Load the model from a folder or hub name."""
         from transformers import AutoModelForSequenceClassification
 
+        refuse_damaged_model(folder)
         model, found = AutoModelForSequenceClassification.from_pretrained(
             folder, num_labels=1, output_loading_info=True
         )
