@@ -169,8 +169,15 @@ def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no whole checkpoint in"):
         run(tmp_path / "none", resume=True)
     (tmp_path / "half").mkdir()
-    with pytest.raises(ValueError, match="is not a whole checkpoint"):
+    with pytest.raises(ValueError, match="is not a whole checkpoint: its trainer_state.json is missing"):
         tiny.trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "half"))
+    run(tmp_path / "cut", max_steps=3)
+    weights = tmp_path / "cut" / "checkpoint-3" / "critic" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=f"is not a whole checkpoint: {weights} is damaged"):
+        tiny.trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    with pytest.raises(ValueError, match="no whole checkpoint in"):
+        run(tmp_path / "cut", resume=True)
     run(tmp_path / "other", max_steps=3)
     with pytest.raises(ValueError, match="ppo_epochs 2 -> 4"):
         run(tmp_path / "other", resume=True, max_steps=12, ppo_epochs=4)
