@@ -98,6 +98,12 @@ def test_torch_starts_after_the_commands_setting() -> None:
         assert out.stdout.split() == ["False", used]
 
 
+def test_packages_that_need_no_import_of_their_own() -> None:
+    code = "import wpr; print(wpr.regularizers.ReverseKL is wpr.ReverseKL, wpr.transport.geometry.TokenGeometry)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.startswith("True <class"), out.stderr
+
+
 def test_public_names() -> None:
     import wpr
 

@@ -57,6 +57,8 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:
     """Imported when asked for: the trainer needs transformers, and `wpr.cli` has a say before torch starts."""
+    if name in ("regularizers", "transport"):  # `import wpr` is enough for these, as for the names in them
+        return importlib.import_module(f"wpr.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'wpr' has no attribute {name!r}")
     value = getattr(importlib.import_module(_ELSEWHERE.get(name, "wpr.regularizers")), name)
