@@ -1,6 +1,6 @@
 """How much longer each stage of the quickstart takes on a machine with other work, by how waiting threads wait.
 
-    python -m benchmarks.busy_machine [--busy 2] [--steps 4] [--policies active passive] [overrides ...]
+    python -m benchmarks.busy_machine [--busy 2] [--steps 3] [--policies active passive] [overrides ...]
 
 OMP_WAIT_POLICY=active lets them spin, which was libgomp's default as far as `wpr` was concerned; passive lets them
 sleep, which is what the command sets. Each runs the recipe alone and beside ``--busy`` processes that only count; all
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SHORT = ["prepare.options.openings=400", "evaluation.prompts=48"]
+SHORT = ["prepare.options.openings=240", "evaluation.prompts=24"]
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def results(found: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--busy", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--policies", nargs="+", default=["active", "passive"])
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import collections
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -44,6 +45,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of the tiny recipe, what the command printed beside it. It is made once, by the
+    worker that asks first, and only read: a test that changes it takes a copy.
+    """
+    from filelock import FileLock
+
+    from tests.pipeline.command import SMALL, run
+
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "whole"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "stderr").exists():
+            folder.mkdir(exist_ok=True)
+            finished = run("run", "tiny", *SMALL, "output=run", cwd=folder)
+            assert finished.code == 0, finished.stderr
+            (folder / "stdout").write_text(finished.stdout)
+            (folder / "stderr").write_text(finished.stderr)
+    return folder / "run"
 
 
 @pytest.fixture

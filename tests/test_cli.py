@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.command import SMALL, Here, content, environment, manifest, results, run, start, statuses
+from tests.pipeline.command import SMALL, Here, content, environment, manifest, results, start, statuses
 
 COMMANDS = [
     "run",
@@ -32,21 +32,10 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody disturbed, with what the command printed beside it."""
-    folder = tmp_path_factory.mktemp("whole")
-    finished = run("run", "tiny", *SMALL, "output=run", cwd=folder)
-    assert finished.code == 0, finished.stderr
-    (folder / "stdout").write_text(finished.stdout)
-    (folder / "stderr").write_text(finished.stderr)
-    return folder / "run"
-
-
 @pytest.fixture
-def owned(whole: Path, tmp_path: Path) -> Path:
+def owned(whole_run: Path, tmp_path: Path) -> Path:
     """A copy of it that a test may change."""
-    shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(whole_run, tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -113,8 +102,8 @@ def test_doctor(here: Here) -> None:
 # A run.
 
 
-def test_output_in_files_is_clean(whole: Path) -> None:
-    stdout, stderr = ((whole.parent / name).read_text() for name in ("stdout", "stderr"))
+def test_output_in_files_is_clean(whole_run: Path) -> None:
+    stdout, stderr = ((whole_run.parent / name).read_text() for name in ("stdout", "stderr"))
     for noise in ("\r", "it/s", "examples/s", "Warning", "WARNING", "LOAD REPORT", "\x1b", "Traceback"):
         assert noise not in stdout + stderr
     assert stdout.startswith("sft: held-out perplexity ")
@@ -124,12 +113,12 @@ def test_output_in_files_is_clean(whole: Path) -> None:
         assert re.match(r"(prepare|sft|reward|ppo/rkl)(:| step )", line), line
 
 
-def test_log_has_commands_and_what_libraries_said(whole: Path) -> None:
-    log = (whole / "run.log").read_text()
+def test_log_has_commands_and_what_libraries_said(whole_run: Path) -> None:
+    log = (whole_run / "run.log").read_text()
     assert "INFO wpr.pipeline.run: wpr run tiny" in log
     assert "sft: " in log
     assert "LOAD REPORT" in log  # transformers': the reward model's head is new
-    assert [command["command"].split()[:3] for command in manifest(whole)["commands"]] == [["wpr", "run", "tiny"]]
+    assert [command["command"].split()[:3] for command in manifest(whole_run)["commands"]] == [["wpr", "run", "tiny"]]
 
 
 def test_dry_run_starts_and_writes_nothing(here: Here, tmp_path: Path) -> None:
@@ -178,19 +167,21 @@ def test_signals_and_two_runs_at_once(here: Here, tmp_path: Path) -> None:
     assert [results(output)[stage]["steps"] for stage in ("sft", "ppo/rkl")] == [60, 20]
 
 
-def test_a_second_run_of_the_same_seed_is_the_same_and_another_is_not(here: Here, whole: Path, tmp_path: Path) -> None:
+def test_a_second_run_of_the_same_seed_is_the_same_and_another_is_not(
+    here: Here, whole_run: Path, tmp_path: Path
+) -> None:
     here.monkeypatch.chdir(tmp_path)  # paths are relative to where the command is run
     here.succeeds("run", "tiny", *SMALL, "output=again")
-    assert results(tmp_path / "again") == results(whole)
+    assert results(tmp_path / "again") == results(whole_run)
     here.succeeds("run", "tiny", *SMALL, "output=other", "seed=1")
-    assert results(tmp_path / "other")["ppo/rkl"]["after"] != results(whole)["ppo/rkl"]["after"]
-    assert results(tmp_path / "other")["sft"]["after"] != results(whole)["sft"]["after"]
+    assert results(tmp_path / "other")["ppo/rkl"]["after"] != results(whole_run)["ppo/rkl"]["after"]
+    assert results(tmp_path / "other")["sft"]["after"] != results(whole_run)["sft"]["after"]
 
 
 # Stages one by one, and changed settings.
 
 
-def test_stages_one_by_one(here: Here, whole: Path, tmp_path: Path) -> None:
+def test_stages_one_by_one(here: Here, whole_run: Path, tmp_path: Path) -> None:
     settings = ("tiny", *SMALL, f"output={tmp_path / 'run'}")
     finished = here("ppo", *settings)
     assert finished.code == 2
@@ -203,7 +194,7 @@ def test_stages_one_by_one(here: Here, whole: Path, tmp_path: Path) -> None:
     assert "ppo/rkl needs reward, which" in finished.error
     here.succeeds("reward", *settings)
     here.succeeds("ppo", *settings)
-    assert results(tmp_path / "run") == results(whole)
+    assert results(tmp_path / "run") == results(whole_run)
 
 
 def test_changed_settings_are_refused_and_leave_the_folder_as_it_was(here: Here, owned: Path) -> None:
@@ -260,8 +251,8 @@ def test_sweep(here: Here, owned: Path) -> None:
     assert here.succeeds("sweep", *settings).stderr.count("done before") == 5
 
 
-def test_geometry(here: Here, whole: Path, tmp_path: Path) -> None:
-    model, file = str(whole / "sft" / "model"), str(tmp_path / "geometry.safetensors")
+def test_geometry(here: Here, whole_run: Path, tmp_path: Path) -> None:
+    model, file = str(whole_run / "sft" / "model"), str(tmp_path / "geometry.safetensors")
     assert f"written to {file}" in here.succeeds("geometry", "build", model, "-o", file).stdout.replace("\n", "")
     told = here.succeeds("geometry", "show", model, "-f", file, "-w", "red").stdout
     assert "euclidean cost" in told

@@ -10,24 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.command import SMALL, Here, content, results, run, statuses
+from tests.pipeline.command import SMALL, Here, content, results, statuses
 from wpr.pipeline.training import learned, read_metrics
 
 STAGES = {"sft": "sft", "reward": "reward", "ppo/rkl": "ppo"}
 """Names of stages, and the commands that run them."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    finished = run("run", "tiny", *SMALL, cwd=folder)
-    assert finished.code == 0, finished.stderr
-    return folder / "runs" / "tiny"
-
-
 @pytest.fixture
-def output(undisturbed: Path, tmp_path: Path) -> Path:
-    shutil.copytree(undisturbed, tmp_path / "run")
+def output(whole_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole_run, tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -44,23 +36,23 @@ def metrics(output: Path, stage: str) -> list[Any]:
     return [(row["step"], learned(row)) for row in read_metrics(output / stage / "metrics.jsonl")]
 
 
-def check_same(output: Path, undisturbed: Path, stage: str) -> None:
+def check_same(output: Path, whole_run: Path, stage: str) -> None:
     assert statuses(output)[stage] == "done"
-    assert results(output)[stage] == results(undisturbed)[stage]
+    assert results(output)[stage] == results(whole_run)[stage]
     weights = (output / stage / "model" / "model.safetensors").read_bytes()
-    assert weights == (undisturbed / stage / "model" / "model.safetensors").read_bytes()
+    assert weights == (whole_run / stage / "model" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_between_the_last_step_and_done(here: Here, undisturbed: Path, output: Path, stage: str) -> None:
+def test_killed_between_the_last_step_and_done(here: Here, whole_run: Path, output: Path, stage: str) -> None:
     """What was measured at the end is measured again, and stands in the metrics once."""
     killed_before_done(output, stage)
     with (output / stage / "metrics.jsonl").open("a") as file:
         file.write('{"eval_loss": 0.1, "ev')  # and within a line
     for _ in range(2):
         here.succeeds(STAGES[stage], "tiny", *SMALL, f"output={output}")
-        check_same(output, undisturbed, stage)
-        assert metrics(output, stage) == metrics(undisturbed, stage)
+        check_same(output, whole_run, stage)
+        assert metrics(output, stage) == metrics(whole_run, stage)
         lines = (output / stage / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == len(metrics(output, stage)), "a line that is none"
         killed_before_done(output, stage)
@@ -93,7 +85,7 @@ def garbage(path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    here: Here, undisturbed: Path, output: Path, stage: str, file: str, harm: Callable[[Path], None]
+    here: Here, whole_run: Path, output: Path, stage: str, file: str, harm: Callable[[Path], None]
 ) -> None:
     killed_before_done(output, stage)
     checkpoints = output / stage / "checkpoints"
@@ -108,13 +100,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert note.endswith(f"; it is kept in {kept}, and the stage goes on from before it")
     assert f"going on from {older}" in (output / "run.log").read_text() or stage.startswith("ppo")
     assert content(kept) == before
-    check_same(output, undisturbed, stage)
-    assert metrics(output, stage) == metrics(undisturbed, stage)
+    check_same(output, whole_run, stage)
+    assert metrics(output, stage) == metrics(whole_run, stage)
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo/rkl"])
 def test_without_a_whole_checkpoint_the_stage_begins_again(
-    here: Here, undisturbed: Path, output: Path, stage: str
+    here: Here, whole_run: Path, output: Path, stage: str
 ) -> None:
     killed_before_done(output, stage)
     for folder in (output / stage / "checkpoints").glob("checkpoint-*"):
@@ -122,21 +114,21 @@ def test_without_a_whole_checkpoint_the_stage_begins_again(
     finished = here.succeeds(STAGES[stage], "tiny", *SMALL, f"output={output}")
     assert finished.stderr.count("is damaged (") == 2
     assert len(list((output / stage / "checkpoints").glob("damaged-checkpoint-*"))) == 2
-    check_same(output, undisturbed, stage)
-    assert metrics(output, stage) == metrics(undisturbed, stage)
+    check_same(output, whole_run, stage)
+    assert metrics(output, stage) == metrics(whole_run, stage)
 
 
-def test_a_second_damaged_checkpoint_of_one_step_is_kept_too(here: Here, undisturbed: Path, output: Path) -> None:
+def test_a_second_damaged_checkpoint_of_one_step_is_kept_too(here: Here, whole_run: Path, output: Path) -> None:
     for _ in range(2):
         killed_before_done(output, "sft")
         cut(output / "sft" / "checkpoints" / "checkpoint-3" / "optimizer.pt")
         here.succeeds("sft", "tiny", *SMALL, f"output={output}")
     names = {path.name for path in (output / "sft" / "checkpoints").glob("damaged-*")}
     assert names == {"damaged-checkpoint-3", "damaged-checkpoint-3-2"}
-    check_same(output, undisturbed, "sft")
+    check_same(output, whole_run, "sft")
 
 
-def test_a_damaged_model_of_a_stage_that_is_done(here: Here, undisturbed: Path, output: Path) -> None:
+def test_a_damaged_model_of_a_stage_that_is_done(here: Here, whole_run: Path, output: Path) -> None:
     """It is named, and the remedy that is told works."""
     folder = output / "sft" / "model"
     cut(folder / "model.safetensors")
@@ -148,5 +140,5 @@ def test_a_damaged_model_of_a_stage_that_is_done(here: Here, undisturbed: Path, 
     assert f"move {folder} away and run the same command again" in finished.error
     folder.rename(output / "sft" / "away")
     here.succeeds(*command)
-    check_same(output, undisturbed, "sft")
-    check_same(output, undisturbed, "reward")
+    check_same(output, whole_run, "sft")
+    check_same(output, whole_run, "reward")

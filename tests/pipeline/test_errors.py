@@ -21,19 +21,10 @@ from wpr.pipeline.errors import explain
 from wpr.whole_files import write_atomically
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run of the tiny recipe."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    finished = run("run", "tiny", *SMALL, cwd=folder)
-    assert finished.code == 0, finished.stderr
-    return folder / "runs" / "tiny"
-
-
 @pytest.fixture
-def owned(undisturbed: Path, tmp_path: Path) -> Path:
+def owned(whole_run: Path, tmp_path: Path) -> Path:
     """A user's finished run, ``runs/tiny`` in a folder of its own."""
-    shutil.copytree(undisturbed, tmp_path / "runs" / "tiny")
+    shutil.copytree(whole_run, tmp_path / "runs" / "tiny")
     return tmp_path
 
 
@@ -200,12 +191,12 @@ def used(path: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def test_full_disk(here: Here, undisturbed: Path, small_disk: Path) -> None:
+def test_full_disk(here: Here, whole_run: Path, small_disk: Path) -> None:
     """Full in SFT, then in PPO; each time the same command goes on when there is space, to the same results."""
     output = small_disk / "run"
     command = ("run", "tiny", *SMALL, f"output={output}")
-    first = used_by(undisturbed, "prepare") + used_by(undisturbed, "sft") // 2
-    for size, stage in ((first, "sft"), (used_by(undisturbed, "") - used_by(undisturbed, "ppo") // 2, "ppo/rkl")):
+    first = used_by(whole_run, "prepare") + used_by(whole_run, "sft") // 2
+    for size, stage in ((first, "sft"), (used_by(whole_run, "") - used_by(whole_run, "ppo") // 2, "ppo/rkl")):
         resize(small_disk, size)
         finished = run(*command, cwd=small_disk) if stage == "sft" else here(*command)
         assert finished.code == 1
@@ -217,9 +208,9 @@ def test_full_disk(here: Here, undisturbed: Path, small_disk: Path) -> None:
     resize(small_disk, 64 << 20)
     finished = here.succeeds(*command)
     assert "sft: done before" in finished.stderr
-    assert results(output) == results(undisturbed)
-    for weights in undisturbed.glob("**/model/model.safetensors"):
-        assert (output / weights.relative_to(undisturbed)).read_bytes() == weights.read_bytes()
+    assert results(output) == results(whole_run)
+    for weights in whole_run.glob("**/model/model.safetensors"):
+        assert (output / weights.relative_to(whole_run)).read_bytes() == weights.read_bytes()
 
 
 @pytest.mark.parametrize("free", [0, 20 << 10, 196 << 10])
@@ -319,9 +310,9 @@ def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str,
     assert "sft: starting" not in finished.stderr
 
 
-def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, whole_run: Path, tmp_path: Path) -> None:
     """Nothing starts, and `wpr doctor` says the same; so it does of what policies are only measured by."""
-    own = ("prepare=null", f"model.name={undisturbed / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
+    own = ("prepare=null", f"model.name={whole_run / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
     (tmp_path / "pairs.jsonl").write_text("\n".join(pairs()))
     changes = ("evaluation.yardsticks.s.preset=semantic", "evaluation.yardsticks.s.k2=999")
     told = "evaluation.yardsticks.s.k2=999 exceeds the vocabulary ("

@@ -77,8 +77,11 @@ ECHOES: dict[str, Callable[[str], Behaviour]] = {
 }
 
 
-@pytest.mark.parametrize("key", [AWKWARD, "sk-proj-4f9C1b7E0d2A8c3F"])
-@pytest.mark.parametrize("place", ECHOES)
+ORDINARY = "sk-proj-4f9C1b7E0d2A8c3F"
+PLACES_AND_KEYS = [*((place, AWKWARD) for place in ECHOES), *((place, ORDINARY) for place in list(ECHOES)[::4])]
+
+
+@pytest.mark.parametrize(("place", "key"), PLACES_AND_KEYS)
 def test_a_server_that_gives_the_key_away(
     place: str,
     key: str,
