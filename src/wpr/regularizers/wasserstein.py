@@ -38,7 +38,7 @@ from wpr.transport.precision import full_precision
 from wpr.transport.sinkhorn import (
     Solution,
     chunk_size,
-    prepare_masses,
+    make_problem,
     solve_balanced,
     solve_self,
     solve_unbalanced,
@@ -53,11 +53,7 @@ KERNEL_COST_BYTES = 640 << 20
 class TransportPlan:
     """What is moved from the policy's masses to the reference's, entry by entry of the support.
 
-    plan: ``(P, n, n)`` mass from entry i of the policy to entry j of the reference.
-
-        balanced      u_i exp(-lam C_ij) v_j
-        unbalanced    a_i b_j exp(lam (f_i + g_j - C_ij)),  row sums a_i exp(-f_i/rho),  column sums b_j exp(-g_j/rho)
-
+    plan: ``(P, n, n)``, see `Solution.plan`.
     cost: ``(P, n, n)`` as the solver saw it, in units of the geometry's scale if the settings say ``scaled``.
     policy_at_rest, reference_at_rest: ``(P, n)`` what a distribution matches of itself: the row sums of its plan to
         itself with debiased unbalanced marginals, else its masses. Debiased penalties are
@@ -247,15 +243,14 @@ class Wasserstein:
         s = self.settings
         if self._by_kernels(support.log_policy):
             return self._penalties_by_kernels(support)
-        log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
-        cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-        connected = (cost.isfinite() & ~padding.unsqueeze(-2)).sum(-1) > 1
-        cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
+        cross, own = self._solve(support)
+        problem = cross.problem
         derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, mean, divergence = derive(log_a, log_b, padding, cross, own)
+        penalty, mean, divergence = derive(cross, own)
         if s.gauge == "value":
             penalty = penalty + (divergence - mean).unsqueeze(-1)
-        tokens = (support.ids != NO_TOKEN) & ~padding  # those that one of the two can emit
+        tokens = (support.ids != NO_TOKEN) & ~problem.padding  # those that one of the two can emit
+        connected = (problem.cost.isfinite() & ~problem.padding.unsqueeze(-2)).sum(-1) > 1
         lonely = tokens & ~connected
         diagnostics = {
             "iterations": cross.iterations,
@@ -264,8 +259,8 @@ class Wasserstein:
             "converged": cross.converged,
             "support_size": support.size,
             "isolated_share": lonely.sum(-1) / tokens.sum(-1),
-            "leftover_policy": log_a[:, -1].exp(),
-            "leftover_reference": log_b[:, -1].exp(),
+            "leftover_policy": problem.log_a[:, -1].exp(),
+            "leftover_reference": problem.log_b[:, -1].exp(),
         }
         return penalty, divergence, diagnostics
 
@@ -307,90 +302,61 @@ class Wasserstein:
         """
         s = self.settings
         with full_precision(support.ids.device):
-            log_a, log_b, padding = prepare_masses(support.log_policy, support.log_reference)
-            cost = self.geometry.cost(support.ids, scaled=s.scaled).to(log_a.dtype)
-            cross, own = self._solve(log_a, log_b, GibbsKernel(cost, s.lam, self.method))
-            rest_a, rest_b = log_a, log_b
-            if s.marginals == "unbalanced":
-                log_u, log_v = log_a + s.lam * cross.f, log_b + s.lam * cross.g
-                if own is not None:
-                    rest_a, rest_b = log_a - own[0] / s.rho, log_b - own[1] / s.rho
-            else:
-                log_u, log_v = (
-                    _without_floor(s.lam * x, s.floor).masked_fill(padding, -torch.inf) for x in (cross.f, cross.g)
-                )
-            plan = (log_u.unsqueeze(-1) + log_v.unsqueeze(-2) - s.lam * cost).exp()
-        return TransportPlan(plan, cost, rest_a.exp(), rest_b.exp())
+            cross, own = self._solve(support)
+            at_rest = [cross.problem.log_a, cross.problem.log_b]
+            if own is not None and s.marginals == "unbalanced":
+                at_rest = [one.problem.log_a - one.f / s.rho for one in own]
+            return TransportPlan(cross.plan(), cross.problem.cost, at_rest[0].exp(), at_rest[1].exp())
 
-    def _solve(
-        self, log_a: Tensor, log_b: Tensor, kernel: GibbsKernel
-    ) -> tuple[Solution, tuple[Tensor, Tensor] | None]:
-        """The transport between the two, and if asked for the potentials of each one's transport to itself. Those
-        converge three times faster an iteration, so they are solved more exactly.
+    def _solve(self, support: Support) -> tuple[Solution, tuple[Solution, Solution] | None]:
+        """The transport between the two, and if asked for that of each to itself. Those converge three times faster an
+        iteration, so they are solved more exactly.
         """
         s = self.settings
+        rho = s.rho if s.marginals == "unbalanced" else math.inf
+        cost = self.geometry.cost(support.ids, scaled=s.scaled).to(support.log_policy.dtype)
+        problem = make_problem(support.log_policy, support.log_reference, cost, s.lam, rho, s.floor)
+        kernel = GibbsKernel(cost, s.lam, self.method)
         own = None
         if s.debias:
-            rho = s.rho if s.marginals == "unbalanced" else math.inf
-            both = [solve_self(x, kernel, s.lam, rho, s.iterations, s.tolerance / 100).f for x in (log_a, log_b)]
+            sides = [replace(problem, log_a=x, log_b=x) for x in (problem.log_a, problem.log_b)]
+            both = [solve_self(side, kernel, s.iterations, s.tolerance / 100) for side in sides]
             own = (both[0], both[1])
-        if s.marginals == "balanced":
-            return solve_balanced(log_a, log_b, kernel, s.lam, s.iterations, s.tolerance, s.floor), own
+        if problem.balanced:
+            return solve_balanced(problem, kernel, s.iterations, s.tolerance), own
         # The self-potentials are also a good start: where policy and reference agree, they are the solution.
-        return solve_unbalanced(log_a, log_b, kernel, s.lam, s.rho, s.iterations, s.tolerance, own), own
+        start = None if own is None else (own[0].f, own[1].f)
+        return solve_unbalanced(problem, kernel, s.iterations, s.tolerance, start), own
 
-    def _unbalanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Penalties, their mean under the policy, and the divergence.
-
-        With A = sum a exp(-f/rho) and B = sum b exp(-g/rho), f the answer to g, the transport costs
-        (rho + 1/lam) (1 - A) + rho (1 - B); a self-transport, where A = B, costs (2 rho + 1/lam) (1 - A).
+    def _unbalanced(self, cross: Solution, own: tuple[Solution, Solution] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Penalties, their mean under the policy, and the divergence. A self-transport moves as much on either side,
+        A, and costs (2 rho + 1/lam) (1 - A).
         """
         s = self.settings
         price = s.rho + 1 / s.lam
-        moved_a, moved_b = _moved(log_a, cross.f, s.rho), _moved(log_b, cross.g, s.rho)
-        transport = price * (1 - moved_a) + s.rho * (1 - moved_b)
+        moved = cross.moved_a
         if own is None:
-            return price * (1 - _growth(cross.f, s.rho)), price * (1 - moved_a), transport
-        own_a, own_b = _moved(log_a, own[0], s.rho), _moved(log_b, own[1], s.rho)
-        penalty = price * (_growth(own[0], s.rho) - _growth(cross.f, s.rho))
-        divergence = transport - (s.rho + price) * ((1 - own_a) + (1 - own_b)) / 2
-        return penalty, price * (own_a - moved_a), divergence
+            return price * (1 - _growth(cross.f, s.rho)), price * (1 - moved), cross.value()
+        own_a, own_b = own[0].moved_a, own[1].moved_a
+        penalty = price * (_growth(own[0].f, s.rho) - _growth(cross.f, s.rho))
+        divergence = cross.value() - (s.rho + price) * ((1 - own_a) + (1 - own_b)) / 2
+        return penalty, price * (own_a - moved), divergence
 
-    def _balanced(
-        self, log_a: Tensor, log_b: Tensor, padding: Tensor, cross: Solution, own: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for exact marginals: the transport costs <a, phi> + <b, psi> - 1/lam (entropy H(P), plan of mass
-        1).
-        """
+    def _balanced(self, cross: Solution, own: tuple[Solution, Solution] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for exact marginals."""
         s = self.settings
-        mean_a, mean_b = _mean(log_a, cross.f), _mean(log_b, cross.g)
-        transport = mean_a + mean_b - 1 / s.lam
+        mean = _mean(cross.problem.log_a, cross.f)
         if own is None:
-            return cross.f, mean_a, transport
+            return cross.f, mean, cross.value()
         # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
-        own_a, own_b = (
-            potential + (log / s.lam).masked_fill(padding, 0)
-            for potential, log in zip(own, (log_a, log_b), strict=True)
-        )
-        own_mean_a, own_mean_b = _mean(log_a, own_a), _mean(log_b, own_b)
-        return cross.f - own_a, mean_a - own_mean_a, transport - own_mean_a - own_mean_b + 1 / s.lam
-
-
-def _without_floor(x: Tensor, floor: float) -> Tensor:
-    """``log(exp(x) - floor)``: the solver adds the floor inside its logarithm, but its plan has none."""
-    return x if floor == 0 else x + torch.log1p(-(math.log(floor) - x).exp().clamp_max(1))
+        phi = [one.f + (one.problem.log_a / s.lam).masked_fill(one.problem.padding, 0) for one in own]
+        own_mean_a, own_mean_b = (_mean(one.problem.log_a, x) for one, x in zip(own, phi, strict=True))
+        return cross.f - phi[0], mean - own_mean_a, cross.value() - own_mean_a - own_mean_b + 1 / s.lam
 
 
 def _growth(potential: Tensor, rho: float) -> Tensor:
     """``exp(-potential / rho)``, bounded at exp(80), which only tokens of no mass exceed."""
     return (-potential / rho).clamp_max(80).exp()
-
-
-def _moved(log_mass: Tensor, potential: Tensor, rho: float) -> Tensor:
-    """``sum_i mass_i exp(-potential_i / rho)``: the mass that is transported ``(P,)``."""
-    return (log_mass - potential / rho).exp().sum(-1)
 
 
 def _mean(log_mass: Tensor, potential: Tensor) -> Tensor:

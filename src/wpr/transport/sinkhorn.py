@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -34,9 +34,37 @@ solver is about 6.5 times as much.
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A batch of transport problems.
+
+    log_a, log_b: ``(P, n)`` masses; -inf in both is padding.
+    cost: ``(P, n, n)``. lam: inverse entropy. rho: price of mass that is not moved; infinite where all of it must be.
+    floor: what the solver adds inside of its logarithms, with exact marginals.
+    """
+
+    log_a: Tensor
+    log_b: Tensor
+    cost: Tensor
+    lam: float
+    rho: float = math.inf
+    floor: float = 0.0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether marginals are exact."""
+        return math.isinf(self.rho)
+
+    @property
+    def padding(self) -> Tensor:
+        """Entries without mass in either distribution: ``(P, n)``."""
+        return (self.log_a == -torch.inf) & (self.log_b == -torch.inf)
+
+
+@dataclass(frozen=True)
 class Solution:
     """Potentials of a batch of transport problems, with what they are worth.
 
+    problem: what was solved.
     f, g: ``(P, n)`` potentials of the policy's and the reference's side, in units of cost; 0 on padding.
     iterations: ``(P,)`` iterations that each problem took.
     marginal_error: ``(P,)`` L1 distance between a marginal of the plan of exactly these f and g and what optimality
@@ -46,12 +74,49 @@ class Solution:
     converged: ``(P,)`` whether the problem stopped by tolerance.
     """
 
+    problem: Problem
     f: Tensor
     g: Tensor
     iterations: Tensor
     marginal_error: Tensor
     change: Tensor
     converged: Tensor
+
+    @property
+    def moved_a(self) -> Tensor:
+        """``sum_i a_i exp(-f_i/rho)``: the mass that leaves the policy's side, 1 if all of it must: ``(P,)``."""
+        return _moved(self.problem.log_a, self.f, self.problem.rho)
+
+    @property
+    def moved_b(self) -> Tensor:
+        """``sum_j b_j exp(-g_j/rho)``: the mass that arrives at the reference's side ``(P,)``."""
+        return _moved(self.problem.log_b, self.g, self.problem.rho)
+
+    def plan(self) -> Tensor:
+        """Mass from entry i of the policy to entry j of the reference: ``(P, n, n)``, so ask for few problems.
+
+        balanced      u_i exp(-lam C_ij) v_j
+        unbalanced    a_i b_j exp(lam (f_i + g_j - C_ij)),  row sums a_i exp(-f_i/rho),  column sums b_j exp(-g_j/rho)
+        """
+        p = self.problem
+        if p.balanced:
+            log_u, log_v = (
+                _without_floor(p.lam * x, p.floor).masked_fill(p.padding, -torch.inf) for x in (self.f, self.g)
+            )
+        else:
+            log_u, log_v = p.log_a + p.lam * self.f, p.log_b + p.lam * self.g
+        return (log_u.unsqueeze(-1) + log_v.unsqueeze(-2) - p.lam * p.cost).exp()
+
+    def value(self) -> Tensor:
+        """What the transport costs ``(P,)``, where f is the answer to g.
+
+        balanced      <a, f> + <b, g> - 1/lam                             (entropy H(P), plan of mass 1)
+        unbalanced    (rho + 1/lam) (1 - moved_a) + rho (1 - moved_b)
+        """
+        p = self.problem
+        if p.balanced:
+            return _mean(p.log_a, self.f) + _mean(p.log_b, self.g) - 1 / p.lam
+        return (p.rho + 1 / p.lam) * (1 - self.moved_a) + p.rho * (1 - self.moved_b)
 
 
 @torch.no_grad()
@@ -76,12 +141,8 @@ def balanced(
         of the definition of the penalty.
     """
     _check(log_a, log_b, cost, lam, iterations)
-    return _in_chunks(
-        lambda a, b, c: solve_balanced(a, b, GibbsKernel(c, lam, method), lam, iterations, tolerance, floor),
-        log_a,
-        log_b,
-        cost,
-    )
+    problem = make_problem(log_a, log_b, cost, lam, floor=floor)
+    return _in_chunks(lambda part, kernel: solve_balanced(part, kernel, iterations, tolerance), problem, method)
 
 
 @torch.no_grad()
@@ -105,12 +166,8 @@ def unbalanced(
     tolerance: stop a problem once no potential changes by more than this.
     """
     _check(log_a, log_b, cost, lam, iterations, rho)
-    return _in_chunks(
-        lambda a, b, c: solve_unbalanced(a, b, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance),
-        log_a,
-        log_b,
-        cost,
-    )
+    problem = make_problem(log_a, log_b, cost, lam, rho)
+    return _in_chunks(lambda part, kernel: solve_unbalanced(part, kernel, iterations, tolerance), problem, method)
 
 
 @torch.no_grad()
@@ -131,20 +188,17 @@ def self_transport(
     Errors and changes are those before the last update, which shrinks them once more.
     """
     _check(log_a, log_a, cost, lam, iterations, rho)
-    return _in_chunks(
-        lambda a, _, c: solve_self(a, GibbsKernel(c, lam, method), lam, rho, iterations, tolerance), log_a, log_a, cost
-    )
+    problem = make_problem(log_a, log_a, cost, lam, rho)
+    return _in_chunks(lambda part, kernel: solve_self(part, kernel, iterations, tolerance), problem, method)
 
 
-def solve_balanced(
-    log_a: Tensor, log_b: Tensor, kernel: GibbsKernel, lam: float, iterations: int, tolerance: float, floor: float
-) -> Solution:
+def solve_balanced(problem: Problem, kernel: GibbsKernel, iterations: int, tolerance: float) -> Solution:
     """`balanced` against a kernel that exists already."""
-    log_a, log_b, padding = prepare_masses(log_a, log_b)
-    log_floor = math.log(floor) if floor > 0 else None
+    log_a, log_b, padding, lam = problem.log_a, problem.log_b, problem.padding, problem.lam
+    log_floor = math.log(problem.floor) if problem.floor > 0 else None
     to_u, to_v = kernel.operator(), kernel.operator()
     log_u, log_v = torch.zeros_like(log_a), torch.zeros_like(log_b).masked_fill(padding, -torch.inf)
-    tally = _Tally(log_a, tolerance)
+    tally = _Tally(problem, tolerance)
     reached = to_u(log_v)
     for _ in range(iterations):
         new_u = (log_a - _with_floor(reached, log_floor)).masked_fill(padding, -torch.inf)
@@ -161,11 +215,8 @@ def solve_balanced(
 
 
 def solve_unbalanced(
-    log_a: Tensor,
-    log_b: Tensor,
+    problem: Problem,
     kernel: GibbsKernel,
-    lam: float,
-    rho: float,
     iterations: int,
     tolerance: float,
     start: tuple[Tensor, Tensor] | None = None,
@@ -177,7 +228,7 @@ def solve_unbalanced(
     linear and a fixed omega can cycle, so omega starts at 1 and rises over `RAMP` iterations, and `Relaxation` takes it
     back for problems that make no progress.
     """
-    log_a, log_b, padding = prepare_masses(log_a, log_b)
+    log_a, log_b, padding, lam, rho = problem.log_a, problem.log_b, problem.padding, problem.lam, problem.rho
     tau = rho / (rho + 1 / lam)
     to_f, to_g = kernel.operator(), kernel.operator()
 
@@ -186,7 +237,7 @@ def solve_unbalanced(
 
     f, g = (torch.zeros_like(log_a), torch.zeros_like(log_b)) if start is None else start
     relaxation = Relaxation(log_a, tau)
-    tally = _Tally(log_a, tolerance)
+    tally = _Tally(problem, tolerance)
     for iteration in range(iterations):
         step = update(to_f, log_b, g) - f
         residual = step.abs().amax(-1, keepdim=True)
@@ -269,21 +320,19 @@ def optimal_relaxation(tau: float) -> float:
     return 2 / (1 + math.sqrt(1 - tau * tau))
 
 
-def solve_self(
-    log_a: Tensor, kernel: GibbsKernel, lam: float, rho: float, iterations: int, tolerance: float
-) -> Solution:
-    """`self_transport` against a kernel that exists already.
+def solve_self(problem: Problem, kernel: GibbsKernel, iterations: int, tolerance: float) -> Solution:
+    """`self_transport` against a kernel that exists already: of the policy's side of ``problem``.
 
     Averaging keeps the update from oscillating. If the kernel's conditional matrix has eigenvalues in [0, 1], as
     positive kernels have, the factor an iteration is at most |1 - w| = tau / (2 + tau), a third; with weight 1/2 it
     would be a half. For other kernels it is below one all the same.
     """
-    log_a, _, padding = prepare_masses(log_a, log_a)
-    tau = 1.0 if math.isinf(rho) else rho / (rho + 1 / lam)
+    log_a, padding, lam, rho = problem.log_a, problem.padding, problem.lam, problem.rho
+    tau = 1.0 if problem.balanced else rho / (rho + 1 / lam)
     weight = 2 / (2 + tau)
     apply = kernel.operator()
     s = (log_a * (-tau / (lam * (1 + tau)))).masked_fill(padding, 0)  # the solution where nothing can be transported
-    tally = _Tally(log_a, tolerance)
+    tally = _Tally(problem, tolerance)
     for _ in range(iterations):
         step = (apply(log_a + lam * s) * (-tau / lam) - s).masked_fill(padding, 0)
         change = step.abs().amax(-1)
@@ -299,8 +348,8 @@ class _Tally:
     do.
     """
 
-    def __init__(self, like: Tensor, tolerance: float) -> None:
-        self.tolerance = tolerance
+    def __init__(self, problem: Problem, tolerance: float) -> None:
+        self.problem, self.tolerance, like = problem, tolerance, problem.log_a
         self.running = torch.ones(len(like), dtype=torch.bool, device=like.device)
         self.iterations = torch.zeros(len(like), dtype=torch.long, device=like.device)
         self.error = torch.full((len(like),), torch.inf, dtype=like.dtype, device=like.device)
@@ -322,7 +371,16 @@ class _Tally:
 
     def solution(self, f: Tensor, g: Tensor, error: Tensor | None = None, change: Tensor | None = None) -> Solution:
         error = self.error if error is None else error
-        return Solution(f, g, self.iterations, error, self.change if change is None else change, ~self.running)
+        change = self.change if change is None else change
+        return Solution(self.problem, f, g, self.iterations, error, change, ~self.running)
+
+
+def make_problem(
+    log_a: Tensor, log_b: Tensor, cost: Tensor, lam: float, rho: float = math.inf, floor: float = 0.0
+) -> Problem:
+    """The problem of masses as they come, the module's rule for zeros applied."""
+    log_a, log_b, _ = prepare_masses(log_a, log_b)
+    return Problem(log_a, log_b, cost, lam, rho, floor)
 
 
 def prepare_masses(log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -332,22 +390,39 @@ def prepare_masses(log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor
     return log_a, log_b, padding
 
 
+def _without_floor(x: Tensor, floor: float) -> Tensor:
+    """``log(exp(x) - floor)``: the solver adds the floor inside its logarithm, but its plan has none."""
+    return x if floor == 0 else x + torch.log1p(-(math.log(floor) - x).exp().clamp_max(1))
+
+
+def _moved(log_mass: Tensor, potential: Tensor, rho: float) -> Tensor:
+    """``sum_i mass_i exp(-potential_i / rho)`` ``(P,)``."""
+    return (log_mass - potential / rho).exp().sum(-1)
+
+
+def _mean(log_mass: Tensor, potential: Tensor) -> Tensor:
+    """``<mass, potential>`` ``(P,)``."""
+    return (log_mass.exp() * potential).sum(-1)
+
+
 def _with_floor(x: Tensor, log_floor: float | None) -> Tensor:
     """``log(exp(x) + floor)``."""
     return x if log_floor is None else torch.logaddexp(x, x.new_tensor(log_floor))
 
 
-def _in_chunks(
-    solve: Callable[[Tensor, Tensor, Tensor], Solution], log_a: Tensor, log_b: Tensor, cost: Tensor
-) -> Solution:
+def _in_chunks(solve: Callable[[Problem, GibbsKernel], Solution], problem: Problem, method: str) -> Solution:
     """Solve a few problems at a time, so that their kernels stay in the cache."""
+    cost = problem.cost
     size = chunk_size(cost.shape[-1], cost.element_size(), cost.device)
-    chunks = zip(log_a.split(size), log_b.split(size), cost.split(size), strict=True)
+    chunks = zip(problem.log_a.split(size), problem.log_b.split(size), cost.split(size), strict=True)
     with full_precision(cost.device):
-        parts = [solve(a, b, c) for a, b, c in chunks]
+        parts = [
+            solve(replace(problem, log_a=a, log_b=b, cost=c), GibbsKernel(c, problem.lam, method)) for a, b, c in chunks
+        ]
     if len(parts) == 1:
         return parts[0]
-    return Solution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Solution)))
+    found = [field.name for field in fields(Solution) if field.name != "problem"]
+    return Solution(problem, *(torch.cat([getattr(part, name) for part in parts]) for name in found))
 
 
 def chunk_size(n: int, itemsize: int, device: torch.device) -> int:

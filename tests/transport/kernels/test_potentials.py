@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,10 @@ def test_debiased(n: int, device: str) -> None:
     ours = fast.debiased(*(x.to(device) for x in (a, b, cost)), lam=lam, rho=rho, iterations=60, tolerance=tolerance)
     log_a, log_b, _ = slow.prepare_masses(a.double(), b.double())
     kernel = GibbsKernel(cost.double(), lam)
-    own = [slow.solve_self(x, kernel, lam, rho, 60, tolerance / 100).f for x in (log_a, log_b)]
-    exact = slow.solve_unbalanced(log_a, log_b, kernel, lam, rho, 60, tolerance, (own[0], own[1]))
+    problem = slow.Problem(log_a, log_b, cost.double(), lam, rho)
+    sides = [replace(problem, log_a=x, log_b=x) for x in (log_a, log_b)]
+    own = [slow.solve_self(side, kernel, 60, tolerance / 100).f for side in sides]
+    exact = slow.solve_unbalanced(problem, kernel, 60, tolerance, (own[0], own[1]))
     check(ours.cross, exact, 1e-5)
     size = float(own[0].abs().max())
     torch.testing.assert_close(ours.own_a.double().cpu(), own[0], rtol=0, atol=3e-6 * size)

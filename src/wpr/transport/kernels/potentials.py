@@ -9,7 +9,7 @@ Notation for shapes: ``P`` problems, ``n`` support entries. Whatever the solver,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wpr.transport.kernels.iterations import SCRATCH_ROWS, iterate
 from wpr.transport.kernels.neighbour_lists import GROUP, NeighbourLists, neighbour_lists
-from wpr.transport.sinkhorn import LOG_TINY, Solution, relaxation_schedule
+from wpr.transport.sinkhorn import LOG_TINY, Problem, Solution, relaxation_schedule
 
 DEPTH = 16
 """Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps. It divides 16."""
@@ -73,7 +73,7 @@ def self_transport(
 ) -> Solution:
     """Same as `sinkhorn.self_transport`, in float32."""
     solution, own_a, _ = _solve(log_a, log_a, cost, lists, lam, rho, iterations, tolerance, 0.0, own=1, cross=0)
-    return Solution(own_a, own_a, solution.iterations, solution.marginal_error, solution.change, solution.converged)
+    return replace(solution, f=own_a, g=own_a)
 
 
 def debiased(
@@ -156,7 +156,8 @@ def _solve(
         shape = (size, GROUP, DEPTH, core, border, min(core, max(1, PANEL // core)), n >= core)
         iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
-    return Solution(f, g, counts, error, change, converged), own_a, own_b
+    problem = Problem(log_a, log_b, cost, lam, rho, floor)
+    return Solution(problem, f, g, counts, error, change, converged), own_a, own_b
 
 
 def matrix_and_border(n: int) -> tuple[int, int]:
