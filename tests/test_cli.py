@@ -258,9 +258,12 @@ def test_geometry(here: Here, whole_run: Path, tmp_path: Path) -> None:
     assert "euclidean cost" in told
     assert "\nred: " in told
     for arguments, part in (
-        (["build", model, "--neighbours", "4000", "-o", file], "--neighbours 4000 is outside 0 to"),
-        (["build", model, "--metric", "manhattan", "-o", file], "--metric manhattan must be euclidean or cosine"),
-        (["build", model, "--scale", "big", "-o", file], "--scale 'big' must be median-nn, none or a number"),
+        (
+            ["build", model, "--neighbours", "4000", "-o", file],
+            "--neighbours=4000 exceeds the other tokens of the vocabulary",
+        ),
+        (["build", model, "--metric", "manhattan", "-o", file], "--metric='manhattan' must be euclidean or cosine"),
+        (["build", model, "--scale", "big", "-o", file], "--scale='big' must be a number or median-nn or none"),
     ):
         finished = here("geometry", *arguments)
         assert finished.code == 2

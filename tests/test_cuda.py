@@ -74,10 +74,11 @@ def test_devices_that_do_not_fit(geometry: TokenGeometry) -> None:
 
 def test_a_recipe_s_geometry_is_measured_on_the_gpu() -> None:
     from tests.ppo import tiny
-    from wpr.pipeline.regularizer import RegularizerSettings, build_regularizer
+    from wpr.pipeline.geometry import regularizer_on
+    from wpr.regularizers.spec import RegularizerSpec
 
-    settings = RegularizerSettings(name="wasserstein", preset="semantic", neighbours=20, k2=16)
+    settings = RegularizerSpec.from_settings("semantic", neighbours=20, k2=16)
     model = tiny.policy()
-    there, here = (build_regularizer(settings, model, device).geometry for device in (torch.device("cuda"), None))
+    there, here = (regularizer_on(model, settings, device).geometry for device in (torch.device("cuda"), None))
     assert (there.embeddings.device.type, there.radius.device.type) == ("cuda", "cuda")
     torch.testing.assert_close(there.radius.cpu(), here.radius, rtol=1e-5, atol=1e-6)

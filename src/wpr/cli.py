@@ -252,8 +252,8 @@ def geometry_build(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("geometry.safetensors"),
     metric: Annotated[str, typer.Option(help="euclidean or cosine.")] = "euclidean",
     neighbours: Annotated[
-        int | None,
-        typer.Option(help="The paper's k1; 0 keeps all pairs.", show_default="512, or all of a smaller vocabulary"),
+        str | None,
+        typer.Option(help="The paper's k1, or all.", show_default="512, or all of a smaller vocabulary"),
     ] = None,
     scale: Annotated[str, typer.Option(help="median-nn, none, or a number.")] = "median-nn",
 ) -> None:

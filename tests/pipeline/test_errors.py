@@ -296,7 +296,6 @@ def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, chang
     [
         ("semantic", "{k2: 4000}", "regularizer.k2=4000 exceeds the vocabulary ("),
         ("semantic", "{neighbours: 4000}", "regularizer.neighbours=4000 exceeds the other tokens of the vocabulary ("),
-        ("default", "{name: wasserstein}", "regularizer.neighbours=512 exceeds the other tokens of the vocabulary ("),
     ],
 )
 def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str, written: str, told: str) -> None:

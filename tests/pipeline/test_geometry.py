@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from wpr.pipeline.errors import UserError
-from wpr.pipeline.geometry import build_geometry, parse_scale, show_geometry
+from wpr.pipeline.geometry import build_geometry, show_geometry
 from wpr.recipes.tiny import prepare
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 from wpr.transport.geometry_file import GeometryFileError
@@ -29,7 +29,7 @@ def measured(model: str) -> TokenGeometry:
 
 def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_path: Path) -> None:
     path = tmp_path / "geometry.safetensors"
-    told = build_geometry(model, path, "euclidean", 64, "median-nn")
+    told = build_geometry(model, path, "euclidean", "64", "median-nn")
     assert told == f"{measured.describe()}\nwritten to {path}"
     assert show_geometry(model, path, []) == measured.describe()
 
@@ -37,12 +37,12 @@ def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_
 @pytest.mark.parametrize(
     ("metric", "neighbours", "scale", "words"),
     [
-        ("cosine", 8, "none", ["cosine cost", "the 8 nearest kept", "scale 1 (none)"]),
-        ("euclidean", 0, "0.25", ["euclidean cost", "all pairs kept", "scale 0.25"]),
+        ("cosine", "8", "none", ["cosine cost", "the 8 nearest kept", "scale 1 (none)"]),
+        ("euclidean", "all", "0.25", ["euclidean cost", "all pairs kept", "scale 0.25"]),
     ],
 )
 def test_every_choice_is_in_the_file(
-    metric: str, neighbours: int | None, scale: str, words: list[str], model: str, tmp_path: Path
+    metric: str, neighbours: str | None, scale: str, words: list[str], model: str, tmp_path: Path
 ) -> None:
     build_geometry(model, tmp_path / "g.safetensors", metric, neighbours, scale)
     told = show_geometry(model, tmp_path / "g.safetensors", [])
@@ -60,9 +60,19 @@ def test_the_default_k1_is_more_than_a_small_vocabulary_has(model: str, tmp_path
     assert "the 399 nearest kept" in told
 
 
-@pytest.mark.parametrize("neighbours", [400, -1])
-def test_neighbours_that_there_are_not(neighbours: int, model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"--neighbours {neighbours} is outside 0 to 399 .*; 0 keeps all pairs"):
+@pytest.mark.parametrize(
+    ("neighbours", "told"),
+    [
+        (
+            "400",
+            r"--neighbours=400 exceeds the other tokens of the vocabulary \(399\); set .* to 399 or less, or to all",
+        ),
+        ("0", "--neighbours=0 must be 1 or more, or all"),
+        ("some", "--neighbours='some' must be a whole number or all"),
+    ],
+)
+def test_neighbours_that_there_are_not(neighbours: str, told: str, model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=told):
         build_geometry(model, tmp_path / "g.safetensors", "euclidean", neighbours, "median-nn")
     assert not list(tmp_path.iterdir())
 
@@ -88,21 +98,16 @@ def test_nearest_tokens_of_words(model: str, measured: TokenGeometry) -> None:
 
 
 def test_a_file_of_another_model(model: str, tmp_path: Path) -> None:
-    build_geometry(model, tmp_path / "g.safetensors", "euclidean", 64, "median-nn")
+    build_geometry(model, tmp_path / "g.safetensors", "euclidean", "64", "median-nn")
     prepare(tmp_path, seed=1, pairs=80, hidden=16, layers=1)
     with pytest.raises(GeometryFileError, match="was made for other embeddings"):
         show_geometry(str(tmp_path / "model"), tmp_path / "g.safetensors", [])
 
 
-@pytest.mark.parametrize(("text", "scale"), [("none", None), ("median-nn", "median-nn"), ("2", 2.0), ("1e-1", 0.1)])
-def test_scales(text: str, scale: float | str | None) -> None:
-    assert parse_scale(text) == scale
-
-
-@pytest.mark.parametrize("text", ["median", "", "big"])
-def test_what_is_no_scale(text: str) -> None:
-    with pytest.raises(UserError, match=f"--scale '{text}' must be median-nn, none or a number"):
-        parse_scale(text)
+@pytest.mark.parametrize("text", ["median", "", "big", "-1"])
+def test_what_is_no_scale(text: str, model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--scale=.* must be a (positive )?number"):
+        build_geometry(model, tmp_path / "g.safetensors", "euclidean", None, text)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

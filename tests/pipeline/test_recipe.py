@@ -181,5 +181,6 @@ def test_a_recipe_with_overrides_written_down_trains_the_same_policies(name: str
 def test_unset_parts_of_the_regularizer_are_not_written() -> None:
     assert load_recipe(write(SMALL + "regularizer: {lam: 3}\n")).as_dict()["regularizer"] == {
         "name": "wasserstein",
+        "preset": "semantic",
         "lam": 3.0,
     }

@@ -43,7 +43,7 @@ def test_an_override_may_add_a_policy_or_take_one_out() -> None:
     text = SMALL + "policies:\n  a: {}\n  b: {}\n"
     recipe = load_recipe(write(text), ["policies.c.regularizer.name=js", "policies.b=null"])
     assert recipe.policy_names == ["a", "c"]
-    assert recipe.policy("c").regularizer.name == "js"
+    assert recipe.policy("c").regularizer.name == "jensen-shannon"
 
 
 def test_changes_of_a_sweep_are_above_everything() -> None:
@@ -54,7 +54,7 @@ def test_changes_of_a_sweep_are_above_everything() -> None:
 def test_a_regularizer_override_reaches_the_policies_that_know_it() -> None:
     text = SMALL + "policies:\n  w: {regularizer: {preset: paper}}\n  kl: {regularizer: {name: rkl}}\n"
     recipe = load_recipe(write(text), ["regularizer.lam=7"])
-    assert recipe.policy("w").regularizer.lam == 7.0
+    assert recipe.policy("w").regularizer.settings().lam == 7.0
 
 
 def test_a_recipe_without_policies_has_one() -> None:

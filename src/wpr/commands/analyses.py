@@ -14,7 +14,8 @@ from wpr.findings import Finding
 from wpr.pipeline.drawn_responses import DrawnResponses
 from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
-from wpr.pipeline.named_regularizers import SIDE_BY_SIDE, RegularizerShop
+from wpr.pipeline.geometry import RegularizerFactory, measure_vocabulary
+from wpr.regularizers.spec import SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from wpr.analysis.answers import TokenPenalties
@@ -107,9 +108,9 @@ class Subject:
         return self.run.load(REFERENCE)
 
     @cached_property
-    def shop(self) -> RegularizerShop:
-        """Regularizers on the reference's embeddings."""
-        return RegularizerShop(self.reference)
+    def regularizers(self) -> RegularizerFactory:
+        """On the reference's embeddings."""
+        return RegularizerFactory(self.reference)
 
     def measured(self, names: Sequence[str]) -> dict[str, tuple[list[Any], TokenPenalties]]:
         """Each policy's responses, and the penalties of their tokens by regularizers of these names. What was measured
@@ -118,7 +119,7 @@ class Subject:
         from wpr.analysis.answers import token_penalties
 
         policies = self.chosen  # before anything large is loaded
-        made = self.shop.make_all(names)
+        made = self.regularizers.make_all(names)
         for policy in policies:
             answers, known = self._measured.get(policy) or (self.answers(policy), None)
             missing = {name: one for name, one in made.items() if known is None or name not in known.penalty}
@@ -178,7 +179,7 @@ def penalties(subject: Subject, first: str, second: str, betas: tuple[float, flo
     measured = {policy: each for policy, (_, each) in found.items()}
     prompts = {policy: [answer.number for answer in answers] for policy, (answers, _) in found.items()}
     finding = compare_penalties(measured, first, second, prompts, betas, subject.settings())
-    return noted(finding, *subject.shop.notes([first, second]), retokenized(everything)), _by_answer(found)
+    return noted(finding, *subject.regularizers.notes([first, second]), retokenized(everything)), _by_answer(found)
 
 
 def _by_answer(found: Mapping[str, tuple[list[Any], Any]]) -> Iterable[dict[str, Any]]:
@@ -229,7 +230,7 @@ def similarity(
             each = ({name: float(values[index]) for name, values in means[kind].items()} for kind in means)
             alike[policy].append(Pair(answer.number, score, len(answer.response_ids), *each))
     notes = [
-        *subject.shop.notes(regularizers),
+        *subject.regularizers.notes(regularizers),
         retokenized([answer for answers, _ in measured.values() for answer in answers]),
     ]
     if encoder is None:
@@ -305,7 +306,7 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     from wpr.regularizers import Wasserstein
 
     policies = subject.chosen
-    solvers = subject.shop.make_all(regularizers)
+    solvers = subject.regularizers.make_all(regularizers)
     for name, one in solvers.items():
         if not isinstance(one, Wasserstein):
             raise OptionError(
@@ -340,35 +341,32 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
                 strict=True)
         )
     )  # fmt: skip
-    return noted(finding, *subject.shop.notes(regularizers)), data
+    return noted(finding, *subject.regularizers.notes(regularizers)), data
 
 
 def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count: int = 256) -> Found:
     """Semantic contrast of regularizers, and of what each policy was trained under, on the reference model."""
     from wpr.analysis.contrast import contrast_finding
     from wpr.analysis.semantic_contrast import continuations, make_trial
-    from wpr.pipeline.regularizer import RegularizerSettings
-    from wpr.transport.geometry import TokenGeometry, input_embeddings
+    from wpr.transport.geometry import input_embeddings
 
     prompts = subject.texts()
     if not prompts:
         raise UnavailableError(f"{subject.run.path} has no held-out responses, whose prompts are continued")
-    made = subject.shop.make_all(regularizers)
+    made = subject.regularizers.make_all(regularizers)
     for policy in subject.run.finished if subject.policies is None else subject.chosen:
-        settings: RegularizerSettings = subject.run.regularizer(policy)
-        made[f"policy {policy}"] = subject.shop.make(settings, f"policy {policy}")
+        made[f"policy {policy}"] = subject.regularizers.make(subject.run.regularizer(policy), f"policy {policy}")
     subject.say(f"continuations of {len(prompts)} prompts")
     logs = continuations(subject.reference, prompts, 32)
     geometry = next((one.geometry for one in made.values() if hasattr(one, "geometry")), None)
     if geometry is None:
-        weight = input_embeddings(subject.reference)
-        geometry = TokenGeometry.from_embeddings(weight, neighbours=min(512, len(weight) - 1))
+        geometry = measure_vocabulary(input_embeddings(subject.reference))
     try:
         trial = make_trial(logs, geometry, count)
     except ValueError as error:
         raise UnavailableError(str(error)) from None
     finding, data = contrast_finding(made, trial, "the SFT model", subject.settings())
-    return noted(finding, *subject.shop.notes(made)), data
+    return noted(finding, *subject.regularizers.notes(made)), data
 
 
 def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64) -> Found:
@@ -387,7 +385,7 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
         ids, shown = subject.run.prompt_ids(prompt), prompt
     if not ids:
         raise OptionError("the prompt has no tokens; write one with --prompt TEXT")
-    wasserstein = subject.shop.make_all([regularizer])[regularizer]
+    wasserstein = subject.regularizers.make_all([regularizer])[regularizer]
     if not isinstance(wasserstein, Wasserstein):
         raise OptionError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
     studies = {}
@@ -405,7 +403,7 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
             temperature=subject.run.temperature(policy),
         )  # fmt: skip
     finding = case_finding(studies, shown.strip(), regularizer, subject.settings(tokens=tokens))
-    return noted(finding, *subject.shop.notes([regularizer])), (
+    return noted(finding, *subject.regularizers.notes([regularizer])), (
         {"policy": policy} | study for policy, study in studies.items()
     )
 

@@ -86,7 +86,7 @@ def similarity(
     [bold]Example[/bold]: wpr analyze similarity runs/hh --encoder models/roberta-large --layer 17
     """
     from wpr.commands import analyses
-    from wpr.pipeline.named_regularizers import SIDE_BY_SIDE
+    from wpr.regularizers.spec import SIDE_BY_SIDE
 
     _run(output, _subject(run, policy, limit, batch_size, device, temperature),
          lambda subject: analyses.similarity(subject, encoder, layer, regularizer or SIDE_BY_SIDE))  # fmt: skip
@@ -221,7 +221,7 @@ def contrast(
     [bold]Example[/bold]: wpr analyze contrast runs/tiny -r paper -r semantic:lam=10,rho=4
     """
     from wpr.commands import analyses
-    from wpr.pipeline.named_regularizers import SIDE_BY_SIDE
+    from wpr.regularizers.spec import SIDE_BY_SIDE
 
     _run(output, _subject(run, policy, device=device),
          lambda subject: analyses.contrast(subject, regularizer or SIDE_BY_SIDE, positions))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from wpr.commands.analyses import Found, noted
 from wpr.pipeline.errors import OptionError
-from wpr.pipeline.named_regularizers import RegularizerShop, changed, parse_regularizer
+from wpr.pipeline.geometry import RegularizerFactory, parse_option
 
 TEXTS = (
     "The best way to learn a new language is",
@@ -32,25 +32,24 @@ def look_at(
 ) -> Found:
     """The finding on a model's vocabulary.
 
-    prompts: token ids of texts that it continues. settings: as `parse_regularizer` reads them, with ``changes`` made in
-    each of them.
+    prompts: token ids of texts that it continues. settings: as `RegularizerSpec.parse` reads them, with
+    ``changes`` made in each of them.
     """
     from wpr.analysis.geometry import geometry_finding, look
     from wpr.analysis.semantic_contrast import continuations
 
-    shop = RegularizerShop(model)
+    factory = RegularizerFactory(model)
     made = {}
     for text in settings:
-        parsed = parse_regularizer(text)
-        if not parsed.is_wasserstein:
+        if not parse_option(text).is_wasserstein:
             raise OptionError(f"--setting {text} has no geometry; name Wasserstein settings, as paper or semantic")
         given = {key: value for key, value in changes.items() if value is not None}
         label = ":".join(filter(None, [text, ",".join(f"{key}={value}" for key, value in given.items())]))
-        made[label] = shop.make(changed(parsed, **given), label)
+        made[label] = factory.make(parse_option(text, **given), label)
     logs = continuations(model, prompts, 24)
     sights = {label: (wasserstein, look(wasserstein, logs)) for label, wasserstein in made.items()}
     finding = geometry_finding(sights, name, {"prompts": len(prompts), "positions": len(logs), **told})
-    return noted(finding, *shop.notes(made)), _data(sights)
+    return noted(finding, *factory.notes(made)), _data(sights)
 
 
 def prompts_of(tokenizer: Any, texts: Sequence[str]) -> list[Any]:

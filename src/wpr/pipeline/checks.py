@@ -8,11 +8,12 @@ from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.functions import import_function
+from wpr.pipeline.geometry import check_same_tokens
 from wpr.pipeline.models import check_model
 from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.regularizer import RegularizerSettings, check_same_tokens
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
+from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import RewardError
 
 
@@ -31,8 +32,8 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     if kind == "ppo" and "model.name" in configs:
         check_regularizers(name, recipe, configs["model.name"].get_text_config().vocab_size)
         for own in _regularizers(recipe).values():
-            if own.embeddings is not None:
-                check_same_tokens(own.embeddings, recipe.model.name, recipe.model.revision)
+            if own.costs.embeddings is not None:
+                check_same_tokens(own.costs.embeddings, recipe.model.name, recipe.model.revision)
     if kind == "ppo" and recipe.evaluation.gold is not None:
         import_function(recipe.evaluation.gold, "evaluation.gold")
     if kind == "ppo" and recipe.scorer.kind != "model":
@@ -53,7 +54,7 @@ def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:
             raise RecipeError(f"{where}policy {policy}: {section}.{found[1]}")
 
 
-def _regularizers(recipe: Recipe) -> dict[str, RegularizerSettings]:
+def _regularizers(recipe: Recipe) -> dict[str, RegularizerSpec]:
     """All of a policy's recipe, by their place in it."""
     yardsticks = recipe.evaluation.yardsticks.items()
     return {"regularizer": recipe.regularizer} | {f"evaluation.yardsticks.{name}": own for name, own in yardsticks}
@@ -68,5 +69,5 @@ def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:
         if recipe.critic != "auto":
             yield "critic", recipe.critic
         for section, own in _regularizers(recipe).items():
-            if own.embeddings is not None:
-                yield f"{section}.embeddings", own.embeddings
+            if own.costs.embeddings is not None:
+                yield f"{section}.embeddings", own.costs.embeddings

@@ -21,7 +21,7 @@ from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.models import load_causal, load_tokenizer
 from wpr.pipeline.recipe import ModelSettings, ScorerSettings
-from wpr.pipeline.regularizer import RegularizerSettings
+from wpr.regularizers.spec import RegularizerSpec
 
 REFERENCE = "sft"
 """What the model that all policies start from is called."""
@@ -97,9 +97,9 @@ class FinishedRun:
         folder = self.model(name)
         return load_causal(ModelSettings(folder), folder).to(self.device).eval().requires_grad_(False)
 
-    def regularizer(self, policy: str) -> RegularizerSettings:
+    def regularizer(self, policy: str) -> RegularizerSpec:
         """What the policy was trained under."""
-        return RegularizerSettings(**self._record(policy)["inputs"]["regularizer"])
+        return RegularizerSpec.from_settings(**self._record(policy)["inputs"]["regularizer"])
 
     def temperature(self, policy: str) -> float:
         """Of the distributions that were compared in training."""

@@ -12,10 +12,10 @@ from wpr.language_models import plain_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.functions import import_function
+from wpr.pipeline.geometry import regularizer_on
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.recipe import ScorerSettings
-from wpr.pipeline.regularizer import build_regularizer
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import (
     MetricsFile,
@@ -54,7 +54,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
     anchor = policy if reference is None else reference
     gold = recipe.evaluation.gold
-    regularizer = build_regularizer(recipe.regularizer, anchor, args.device)
+    regularizer = regularizer_on(anchor, recipe.regularizer, args.device)
     trainer = PPOTrainer(
         policy,
         args,
@@ -62,7 +62,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
         monitors={} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
         regularizer=regularizer,
         yardsticks={
-            name: regularizer if own == recipe.regularizer else build_regularizer(own, anchor, args.device)
+            name: regularizer if own == recipe.regularizer else regularizer_on(anchor, own, args.device)
             for name, own in recipe.evaluation.yardsticks.items()
         },
         reference=reference,  # none: the policy with its adapter off

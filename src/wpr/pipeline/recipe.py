@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol, cast
 from wpr.data import DataSettings, SplitSettings
 from wpr.data.rows import shown
 from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.regularizer import RegularizerSettings
 from wpr.pipeline.typed import Where, build, check_fields, field_types, unknown
+from wpr.regularizers.spec import RegularizerSpec
 from wpr.stage_names import FOLDER_NAME
 
 STAGES = ("sft", "reward", "ppo")
@@ -113,7 +113,7 @@ class EvaluationSettings:
     prompts: int = 64
     rows: int = 2000
     gold: str | None = None
-    yardsticks: dict[str, RegularizerSettings] = field(default_factory=dict)
+    yardsticks: dict[str, RegularizerSpec] = field(default_factory=dict)
     case_studies: int = 3
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Recipe:
     scorer: ScorerSettings = field(default_factory=ScorerSettings)
     critic: str = "auto"
     ppo: dict[str, Any] = field(default_factory=dict)
-    regularizer: RegularizerSettings = field(default_factory=RegularizerSettings)
+    regularizer: RegularizerSpec = field(default_factory=RegularizerSpec)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     train: list[str] | None = None
     sweeps: dict[str, SweepSettings] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class Recipe:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, RegularizerSettings):
+    if isinstance(value, RegularizerSpec):
         return value.given()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
@@ -350,6 +350,6 @@ def check_grid(grid: Mapping[str, Any], place: str) -> None:
         section, _, setting = key.partition(".")
         if section not in ("ppo", "regularizer"):
             raise RecipeError(f"{place}: a grid changes `ppo` and `regularizer` settings; {key} is none of them")
-        known = field_types(RegularizerSettings if section == "regularizer" else config_class("ppo"))
+        known = field_types(RegularizerSpec if section == "regularizer" else config_class("ppo"))
         if setting not in known and key != "ppo.batch_size":
             raise unknown(key, known, lambda _: place, section)

@@ -15,9 +15,9 @@ from typing import Any
 from wpr.pipeline.errors import RecipeError
 from wpr.pipeline.merging import COMMAND_LINE, merge, merge_dotted
 from wpr.pipeline.recipe import Recipe, typed_recipe
-from wpr.pipeline.regularizer import RegularizerSettings, has_setting
-from wpr.pipeline.typed import field_types, unknown
+from wpr.pipeline.typed import unknown
 from wpr.pipeline.yaml_file import YamlFile, parse_value, read_yaml
+from wpr.regularizers.spec import RegularizerSpec, has_setting
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """The shipped ones."""
@@ -105,7 +105,7 @@ def _meaningful(changes: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
     """The changes, less settings that the regularizer of ``values`` does not have."""
     section = values.get("regularizer")
     name = changes.get("regularizer.name", section.get("name") if isinstance(section, Mapping) else None)
-    known = field_types(RegularizerSettings)
+    known = RegularizerSpec.setting_types()
 
     def fits(key: str) -> bool:
         head, _, setting = key.partition(".")

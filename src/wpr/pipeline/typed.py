@@ -47,7 +47,9 @@ def check_fields(
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Names and types of the fields that a dataclass is made with."""
+    """Names and types of the fields that a dataclass is made with; or of its settings, where it says what they are."""
+    if hasattr(kind, "setting_types"):
+        return dict(kind.setting_types())
     hints = _hints(kind)
     return {setting.name: hints.get(setting.name, Any) for setting in dataclasses.fields(kind) if setting.init}
 
@@ -84,7 +86,7 @@ def build(kind: type, values: Any, section: str, where: Where) -> Any:
     if missing:
         raise RecipeError(f"{where(section)}: {section}.{missing[0]} is missing; every recipe needs one")
     try:
-        return kind(**checked)
+        return getattr(kind, "from_settings", kind)(**checked)
     except (ValueError, TypeError) as error:
         raise RecipeError(f"{where(section)}: {section}: {error}") from None
 

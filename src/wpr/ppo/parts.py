@@ -17,8 +17,8 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
-from wpr.regularizers import Regularizer, Wasserstein, make_regularizer
-from wpr.regularizers.wasserstein_settings import PRESETS, Preset
+from wpr.regularizers import Regularizer, Wasserstein
+from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
@@ -198,18 +198,22 @@ def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
 
 def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerator: Any) -> Regularizer:
     """On this process's device; a geometry made from the reference's embeddings uses them in place."""
-    if isinstance(regularizer, str) and regularizer not in ("semantic", "paper", "wasserstein", "wpr"):
-        return make_regularizer(regularizer)
     if isinstance(regularizer, type) or not isinstance(regularizer, str | Regularizer):
         raise TypeError(f"regularizer={regularizer!r} is no regularizer; pass a name, or an object such as ReverseKL()")
-    if not isinstance(regularizer, str | Wasserstein):
-        return regularizer
-    weight = whole_embeddings(plain_model(reference))
     if isinstance(regularizer, str):
-        preset: Preset = "paper" if regularizer == "paper" else "semantic"
-        # The paper's k1 and k2, or all there is.
-        geometry = build_geometry_once(weight, accelerator, neighbours=min(512, len(weight) - 1))
-        regularizer = Wasserstein(geometry, preset, k2=min(PRESETS[preset].k2, len(weight)))
+        spec = RegularizerSpec.parse(regularizer)
+        if not spec.is_wasserstein:
+            return spec.build()
+        weight = whole_embeddings(plain_model(reference))
+        spec, notes = spec.fitted(len(weight))
+        for note in notes:
+            logger.warning("regularizer=%s: %s", regularizer, note)
+        measured = build_geometry_once(weight, accelerator, **spec.costs.options())
+        regularizer = spec.build(weight, {spec.costs: measured})
+    elif isinstance(regularizer, Wasserstein):
+        weight = whole_embeddings(plain_model(reference))
+    if not isinstance(regularizer, Wasserstein):
+        return regularizer
     geometry = regularizer.geometry
     if geometry.vocabulary != weight.shape[0]:
         raise ValueError(

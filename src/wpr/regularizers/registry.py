@@ -17,6 +17,7 @@ from wpr.regularizers.f_divergences import (
     TotalVariation,
 )
 from wpr.regularizers.wasserstein import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS
 
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
     kind.name: kind
@@ -36,16 +37,20 @@ ALIASES = {
 
 def register(name: str, factory: Callable[..., Regularizer]) -> None:
     """Make a regularizer available by name. A name that is taken is refused."""
-    if name in REGULARIZERS or name in ALIASES:
+    if name in REGULARIZERS or name in ALIASES or name in PRESETS:
         raise ValueError(f"the regularizer name {name!r} is taken; choose another")
     REGULARIZERS[name] = factory
 
 
 def make_regularizer(name: str, **options: Any) -> Regularizer:
-    """The regularizer of that name or alias, made with ``options``; ``wasserstein`` needs ``geometry=``."""
+    """The regularizer of that name or alias, made with ``options``; ``wasserstein`` and its presets, ``semantic`` and
+    ``paper``, need ``geometry=``.
+    """
+    if name in PRESETS:
+        name, options = "wasserstein", {**options, "preset": name}
     key = ALIASES.get(name, name)
     if key not in REGULARIZERS:
-        close = difflib.get_close_matches(name.lower(), [*REGULARIZERS, *ALIASES], 1)
+        close = difflib.get_close_matches(name.lower(), [*PRESETS, *REGULARIZERS, *ALIASES], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"regularizer {name!r} is unknown{hint} known are {', '.join(REGULARIZERS)}")
+        raise ValueError(f"regularizer {name!r} is unknown{hint} known are {', '.join([*PRESETS, *REGULARIZERS])}")
     return REGULARIZERS[key](**options)

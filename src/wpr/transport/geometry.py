@@ -27,6 +27,9 @@ from wpr.transport.support import NO_TOKEN, working_dtype
 
 Scale = Literal["median-nn"] | float | None
 
+NEIGHBOURS = 512
+"""The paper's k1: how many of a token's nearest others it can be moved to."""
+
 ALIVE = 0.05
 """A token is alive if its nearest other token is farther than this share of its typical distance to the vocabulary."""
 
@@ -65,7 +68,7 @@ class TokenGeometry:
         cls,
         weight: Tensor,
         metric: str | PairwiseCost | Metric = "euclidean",
-        neighbours: int | None = 512,
+        neighbours: int | None = NEIGHBOURS,
         scale: Scale = "median-nn",
         *,
         token_weights: Tensor | None = None,
@@ -97,7 +100,7 @@ class TokenGeometry:
         cls,
         model: torch.nn.Module,
         metric: str | PairwiseCost | Metric = "euclidean",
-        neighbours: int | None = 512,
+        neighbours: int | None = NEIGHBOURS,
         scale: Scale = "median-nn",
         *,
         token_weights: Tensor | None = None,

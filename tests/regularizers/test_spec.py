@@ -13,14 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.ppo import tiny
 from wpr.pipeline.errors import UserError
+from wpr.pipeline.geometry import regularizer_on
 from wpr.pipeline.models import load_causal
 from wpr.pipeline.recipe import ModelSettings
-from wpr.pipeline.regularizer import RegularizerSettings, build_regularizer
 from wpr.regularizers import Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
+from wpr.regularizers.spec import RegularizerSpec
 from wpr.regularizers.wasserstein_settings import PRESETS
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 
+from_settings = RegularizerSpec.from_settings
 PLAIN = [name for name in REGULARIZERS if name != "wasserstein"]
 SOLVER: dict[str, Any] = {
     "lam": 3.0, "k2": 7, "iterations": 4, "tolerance": 0.5, "marginals": "unbalanced", "rho": 2.0, "floor": 0.0,
@@ -39,32 +41,32 @@ TOKENS = torch.arange(6)
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_written_out(preset: Any) -> None:
-    found = RegularizerSettings(preset=preset).resolved()
+    found = from_settings(preset=preset).resolved()
     geometry = {"metric": "euclidean", "neighbours": 512, "scale": "median-nn", "embeddings": None}
     assert found == {"name": "wasserstein", "preset": preset, **geometry, **vars(PRESETS[preset])}
 
 
 @pytest.mark.parametrize(("name", "value"), OTHER.items())
 def test_every_part_can_be_set_by_itself(name: str, value: Any) -> None:
-    before = RegularizerSettings().resolved()
-    after = RegularizerSettings(**{name: value}).resolved()
+    before = from_settings().resolved()
+    after = from_settings(**{name: value}).resolved()
     assert after[name] == value
     if name != "preset":
         assert {key: part for key, part in after.items() if part != before[key]}.keys() <= {name}
 
 
 def test_nothing_given_is_the_recommended_preset() -> None:
-    assert RegularizerSettings().resolved() == RegularizerSettings(name="wpr", preset="semantic").resolved()
+    assert from_settings().resolved() == from_settings(name="wpr", preset="semantic").resolved()
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_an_alias_is_its_regularizer(alias: str) -> None:
-    assert RegularizerSettings(alias).resolved() == RegularizerSettings(ALIASES[alias]).resolved()
+    assert from_settings(alias).resolved() == from_settings(ALIASES[alias]).resolved()
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_f_divergences_are_written_out(name: str) -> None:
-    found = RegularizerSettings(name).resolved()
+    found = from_settings(name).resolved()
     assert (found["name"], found["estimator"]) == (name, "gradient")
     assert found.get("alpha") == (0.5 if name == "alpha" else None)
 
@@ -77,13 +79,13 @@ def test_f_divergences_are_written_out(name: str) -> None:
 def test_what_changes_the_penalty_changes_what_is_written_out(name: str, part: str) -> None:
     """A stage is compared with its record by this: a part that is missing would change without a word."""
     other = {"estimator": "paper", "gauge": "raw"}[part]
-    assert RegularizerSettings(name, **{part: other}).resolved() != RegularizerSettings(name).resolved()  # type: ignore[arg-type]
+    assert from_settings(name, **{part: other}).resolved() != from_settings(name).resolved()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("part", [name for name in OTHER if name != "gauge"])
 def test_parts_of_wasserstein_mean_nothing_to_others(part: str) -> None:
     with pytest.raises(ValueError, match=rf"{part}=.* has no meaning for rkl; leave it out"):
-        RegularizerSettings("rkl", **{part: OTHER[part]})
+        from_settings("rkl", **{part: OTHER[part]})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_parts_of_wasserstein_mean_nothing_to_others(part: str) -> None:
 )
 def test_parts_of_others(name: str, part: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{part}=.* has no meaning for {name}"):
-        RegularizerSettings(name, **{part: value})
+        from_settings(name, **{part: value})
 
 
 @pytest.mark.parametrize(
@@ -106,19 +108,19 @@ def test_parts_of_others(name: str, part: str, value: Any) -> None:
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        RegularizerSettings(**settings)
+        from_settings(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"neighbours": 0}, {"neighbours": -1}, {"scale": 0.0}, {"scale": -1.0}])
 def test_no_neighbours_and_no_scale(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(settings))}="):
-        RegularizerSettings(**settings)
+        from_settings(**settings)
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("estimator", ["gradient", "paper"])
 def test_f_divergences_are_built(name: str, estimator: Any) -> None:
-    built = build_regularizer(RegularizerSettings(name, estimator=estimator), None)
+    built = from_settings(name, estimator=estimator).build()
     expected = make_regularizer(name, estimator=estimator)
     assert type(built) is type(expected)
     found, wanted = (kind(logits(0), logits(1), TOKENS) for kind in (built, expected))
@@ -126,7 +128,7 @@ def test_f_divergences_are_built(name: str, estimator: Any) -> None:
 
 
 def test_options_reach_f_divergences() -> None:
-    assert repr(build_regularizer(RegularizerSettings("alpha", alpha=0.3, gauge="raw"), None)) == (
+    assert repr(from_settings("alpha", alpha=0.3, gauge="raw").build()) == (
         "Alpha(0.3, estimator='gradient', gauge='raw')"
     )
 
@@ -148,7 +150,7 @@ def test_wasserstein_is_built_on_the_reference(
     settings: dict[str, Any], geometry: dict[str, Any], options: dict[str, Any]
 ) -> None:
     options, reference = dict(options), tiny.policy()
-    built = build_regularizer(RegularizerSettings(**settings, k2=4), reference)
+    built = regularizer_on(reference, from_settings(**settings, k2=4))
     made = TokenGeometry.from_embeddings(input_embeddings(reference), **geometry)
     expected = Wasserstein(made, options.pop("preset", "semantic"), k2=4, **options)
     found, wanted = (kind(logits(0), logits(1), TOKENS) for kind in (built, expected))
@@ -176,25 +178,25 @@ def test_costs_of_another_model(tmp_path: Path, rows: int) -> None:
     """Of the same tokenizer, from another file; its matrix may be padded further."""
     other = saved(tmp_path / "other", seed=5, vocab_size=rows)
     reference = load_causal(ModelSettings(saved(tmp_path / "own")))
-    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=other)
-    own = RegularizerSettings(neighbours=8, k2=4)
-    found = build_regularizer(settings, reference)(logits(0), logits(1), TOKENS).penalty
+    settings = from_settings(neighbours=8, k2=4, embeddings=other)
+    own = from_settings(neighbours=8, k2=4)
+    found = regularizer_on(reference, settings)(logits(0), logits(1), TOKENS).penalty
     weight = input_embeddings(load_causal(ModelSettings(other)))[: tiny.TOKENS]
     expected = Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=8), k2=4)
     assert torch.equal(found, expected(logits(0), logits(1), TOKENS).penalty)
-    assert not torch.equal(found, build_regularizer(own, reference)(logits(0), logits(1), TOKENS).penalty)
+    assert not torch.equal(found, regularizer_on(reference, own)(logits(0), logits(1), TOKENS).penalty)
 
 
 def test_costs_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     """Two tokenizers of one size are told apart by their tokens, and the first that differ are named."""
     other = saved(tmp_path / "other", with_swapped_tokens("w3", "w7"))
     reference = load_causal(ModelSettings(saved(tmp_path / "own")))
-    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=other)
+    settings = from_settings(neighbours=8, k2=4, embeddings=other)
     ids = tiny.tokenizer().get_vocab()
     first, second = sorted([ids["w3"], ids["w7"]])
     told = f"2 ids differ, the first are {first} is 'w7' and not 'w3', {second} is 'w3' and not 'w7'"
     with pytest.raises(ValueError, match=f"has another tokenizer than .*own: {told}.*; only a model of the same"):
-        build_regularizer(settings, reference)
+        regularizer_on(reference, settings)
 
 
 def test_a_token_that_only_one_of_them_has(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_token_that_only_one_of_them_has(tmp_path: Path) -> None:
     other = saved(tmp_path / "other", larger, vocab_size=rows)
     reference = load_causal(ModelSettings(saved(tmp_path / "own", vocab_size=rows)))
     with pytest.raises(ValueError, match=r"1 ids differ, the first are \d+ is '<new>' and not None \(None: no token\)"):
-        build_regularizer(RegularizerSettings(neighbours=8, k2=4, embeddings=other), reference)
+        regularizer_on(reference, from_settings(neighbours=8, k2=4, embeddings=other))
 
 
 def test_a_matrix_that_is_padded_less(tmp_path: Path) -> None:
@@ -214,17 +216,17 @@ def test_a_matrix_that_is_padded_less(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="other has embeddings of 40 tokens and the policy of 41: the tokenizer is the"
     ):
-        build_regularizer(RegularizerSettings(neighbours=8, k2=4, embeddings=other), reference)
+        regularizer_on(reference, from_settings(neighbours=8, k2=4, embeddings=other))
 
 
 def test_a_model_without_a_tokenizer_gives_no_costs(tmp_path: Path) -> None:
     tiny.policy().save_pretrained(tmp_path / "other")
     reference = load_causal(ModelSettings(saved(tmp_path / "own")))
-    settings = RegularizerSettings(neighbours=8, k2=4, embeddings=str(tmp_path / "other"))
+    settings = from_settings(neighbours=8, k2=4, embeddings=str(tmp_path / "other"))
     with pytest.raises(
         UserError, match="regularizer.embeddings: .*other holds no tokenizer that transformers can load"
     ):
-        build_regularizer(settings, reference)
+        regularizer_on(reference, settings)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +234,10 @@ def test_a_model_without_a_tokenizer_gives_no_costs(tmp_path: Path) -> None:
     [
         ({"k2": 128}, 96, "k2", "k2=128 exceeds the vocabulary (96 tokens); set k2 to 96 or less"),
         ({"k2": 8, "neighbours": 96}, 96, "neighbours", "set neighbours to 95 or less, or to all"),
-        ({"preset": "paper", "k2": 8}, 512, "neighbours", "neighbours=512 exceeds the other tokens of the vocabulary"),
     ],
 )
 def test_a_vocabulary_that_is_too_small(settings: dict[str, Any], tokens: int, setting: str, told: str) -> None:
-    found = RegularizerSettings(**settings).check_vocabulary(tokens)
+    found = from_settings(**settings).check_vocabulary(tokens)
     assert found is not None
     assert found[0] == setting
     assert told in found[1]
@@ -247,4 +248,84 @@ def test_a_vocabulary_that_is_too_small(settings: dict[str, Any], tokens: int, s
     [({"k2": 96, "neighbours": 95}, 96), ({"k2": 2, "neighbours": "all"}, 2), ({"name": "reverse-kl"}, 2), ({}, 513)],
 )
 def test_a_vocabulary_that_is_large_enough(settings: dict[str, Any], tokens: int) -> None:
-    assert RegularizerSettings(**settings).check_vocabulary(tokens) is None
+    assert from_settings(**settings).check_vocabulary(tokens) is None
+
+
+def test_what_was_not_asked_for_by_number_is_lowered_to_the_vocabulary() -> None:
+    spec, notes = from_settings("paper", lam=50).fitted(96)
+    assert spec == from_settings("paper", lam=50, k2=96, neighbours=95)
+    assert notes == ["k1 is 95, all other tokens of a vocabulary of 96.", "k2 is 96, the whole vocabulary."]
+    for large_enough in (from_settings("paper"), from_settings("paper", neighbours="all"), from_settings("rkl")):
+        assert large_enough.fitted(5000) == (large_enough, [])
+    with pytest.raises(ValueError, match=r"k2=97 exceeds the vocabulary \(96 tokens\); set k2 to 96 or less"):
+        from_settings("paper", k2=97).fitted(96)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("rkl", {"name": "reverse-kl"}),
+        ("alpha:alpha=0.3,estimator=paper", {"name": "alpha", "alpha": 0.3, "estimator": "paper"}),
+        ("semantic", {}),
+        ("paper", {"preset": "paper"}),
+        ("wpr:preset=paper", {"preset": "paper"}),
+        ("semantic:lam=10,k2=7,neighbours=all,scale=none,debias=false",
+         {"lam": 10.0, "k2": 7, "neighbours": "all", "scale": "none", "debias": False}),
+        ("semantic:scale=0.5,neighbours=12,embeddings=my/model,rho=1e1,marginals=balanced",
+         {"scale": 0.5, "neighbours": 12, "embeddings": "my/model", "rho": 10.0, "marginals": "balanced"}),
+    ],
+)  # fmt: skip
+def test_texts_are_settings(text: str, settings: dict[str, Any]) -> None:
+    assert RegularizerSpec.parse(text) == from_settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("semanti", "there is no regularizer 'semanti'; use one of paper, semantic, reverse-kl"),
+        (
+            "semantic:lamb=3",
+            "'lamb=3' of .* is no setting of a regularizer; write key=value with one of preset, metric",
+        ),
+        ("semantic:lam", "'lam' of .* is no setting"),
+        ("semantic:lam=much", "lam='much' must be a number"),
+        ("semantic:k2=1.5", "k2='1.5' must be a whole number"),
+        ("semantic:metric=taxi", "metric='taxi' must be euclidean or cosine"),
+        ("semantic:neighbours=none", "neighbours"),
+        ("semantic:debias=yes", "debias='yes' must be true or false"),
+        ("semantic:preset=paper", "preset='paper' has no meaning for semantic"),
+        ("semantic:estimator=paper", "estimator='paper' has no meaning for semantic"),
+        ("rkl:lam=3", "lam=3.0 has no meaning for rkl"),
+    ],
+)
+def test_texts_that_say_nothing(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        RegularizerSpec.parse(text)
+
+
+def test_unknown_settings_are_named() -> None:
+    with pytest.raises(TypeError, match="unknown setting 'neighbors'; did you mean 'neighbours'"):
+        from_settings("semantic", neighbors=3)
+
+
+@pytest.mark.parametrize("text", ["rkl", "alpha:alpha=0.3", "paper:lam=50,metric=cosine", "semantic:neighbours=all"])
+def test_what_is_given_makes_the_same(text: str) -> None:
+    spec = RegularizerSpec.parse(text)
+    assert from_settings(**spec.given()) == spec
+    assert from_settings(**spec.resolved()).resolved() == spec.resolved()
+
+
+def test_geometries_are_measured_once() -> None:
+    weight, cache = input_embeddings(tiny.policy()), {}
+    first, second = (RegularizerSpec.parse(text).build(weight, cache) for text in ("semantic:k2=4", "paper:k2=4"))
+    assert first.geometry is second.geometry
+    assert len(cache) == 1
+    assert RegularizerSpec.parse("paper:k2=4,metric=cosine").build(weight, cache).geometry is not first.geometry
+    with pytest.raises(ValueError, match=r"pass the reference model's embeddings \(V, d\)"):
+        RegularizerSpec().build()
+
+
+def test_presets_are_names_of_make_regularizer_too() -> None:
+    geometry = TokenGeometry.from_embeddings(input_embeddings(tiny.policy()), neighbours=8)
+    made = make_regularizer("paper", geometry=geometry, k2=4, lam=7.0)
+    assert repr(made) == repr(Wasserstein(geometry, "paper", k2=4, lam=7.0))

@@ -1,0 +1,271 @@
+"""Regularizers by name and settings: one grammar for recipes, command lines and Python.
+
+    reverse-kl                         a name of `registry`, or an alias (rkl)
+    semantic, paper                    the presets of the Wasserstein penalty are names too
+    semantic:lam=10,neighbours=all     a name with settings, on a command line
+    {name: semantic, lam: 10}          the same in a recipe
+
+A setting that is not given is left at its preset's or class's default. The paper's k1 and k2 are lowered to a smaller
+vocabulary, and a note says so, unless they were asked for by number: then the vocabulary is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from wpr.regularizers.base import Regularizer
+from wpr.regularizers.f_divergences import Alpha, Estimator
+from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
+from wpr.regularizers.wasserstein import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings
+from wpr.transport.geometry import NEIGHBOURS, TokenGeometry
+
+SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
+"""What is compared where nothing else is asked for: the usual regularizer, the control without geometry, the paper's
+form, and ours.
+"""
+
+
+@dataclass(frozen=True)
+class GeometrySpec:
+    """How costs between tokens come about.
+
+    metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings.
+    neighbours: the paper's k1, or ``all``.
+    scale: unit of cost: ``median-nn``, ``none``, or a number.
+    embeddings: a model of the same tokenizer (folder or hub name) whose embeddings give the costs; None: the
+        reference's own.
+    """
+
+    metric: Literal["euclidean", "cosine"] = "euclidean"
+    neighbours: int | Literal["all"] = NEIGHBOURS
+    scale: float | Literal["median-nn", "none"] = "median-nn"
+    embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.neighbours, int) and self.neighbours < 1:
+            raise ValueError(f"neighbours={self.neighbours} must be 1 or more, or all")
+        if isinstance(self.scale, str) and self.scale not in ("median-nn", "none"):
+            raise ValueError(f"scale={self.scale!r} must be median-nn, none or a number")
+        if not isinstance(self.scale, str) and not self.scale > 0:
+            raise ValueError(f"scale={self.scale} must be a positive number, median-nn or none")
+
+    def options(self) -> dict[str, Any]:
+        """Those of `TokenGeometry.from_embeddings`."""
+        return {
+            "metric": self.metric,
+            "neighbours": None if self.neighbours == "all" else self.neighbours,
+            "scale": None if self.scale == "none" else self.scale,
+        }
+
+
+def _types(kind: type) -> dict[str, Any]:
+    return {name: hint | None for name, hint in typing.get_type_hints(kind).items()}
+
+
+GEOMETRY = _types(GeometrySpec)
+SOLVER = _types(WassersteinSettings)
+F_DIVERGENCE: dict[str, Any] = {"estimator": Estimator | None, "alpha": float | None, "gauge": SOLVER["gauge"]}
+
+
+@dataclass(frozen=True)
+class RegularizerSpec:
+    """Which regularizer, and what of it was set.
+
+    name: of `registry`, no alias. preset: of ``wasserstein``, else None.
+    geometry: settings of `GeometrySpec` that were given.
+    overrides: other settings that were given: of the Wasserstein penalty those of `WassersteinSettings`; of
+        f-divergences ``estimator`` (``gradient``, or ``paper`` for the paper's penalty f(u)/u) and ``gauge``; ``alpha``
+        of ``alpha``.
+    """
+
+    name: str = "wasserstein"
+    preset: Preset | None = "semantic"
+    geometry: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_settings(cls, name: str = "wasserstein", preset: Preset | None = None, **settings: Any) -> Self:
+        """From flat settings, as a recipe has them; None leaves one at its default."""
+        key = "wasserstein" if name in PRESETS else ALIASES.get(name, name)
+        if key not in REGULARIZERS:
+            make_regularizer(name)  # raises, with the nearest name
+        known = cls.setting_types()
+        for setting in settings:
+            if setting not in known:
+                close = difflib.get_close_matches(setting, known, 1)
+                raise TypeError(
+                    f"unknown setting {setting!r}"
+                    + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}")
+                )
+        given = {setting: value for setting, value in settings.items() if value is not None}
+        for setting, value in [*given.items(), *([("preset", preset)] if preset is not None else [])]:
+            if not has_setting(name, setting):
+                raise ValueError(f"{setting}={value!r} has no meaning for {name}; leave it out")
+        if key == "wasserstein":
+            preset = typing.cast(Preset, name) if name in PRESETS else preset or "semantic"
+        geometry = {setting: value for setting, value in given.items() if setting in GEOMETRY}
+        spec = cls(key, preset, geometry, {k: v for k, v in given.items() if k not in GEOMETRY})
+        spec.resolved()  # checks the values
+        if key != "wasserstein":
+            make_regularizer(key, **spec.overrides)
+        return spec
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``NAME`` or ``NAME:key=value,...``."""
+        name, _, listed = text.partition(":")
+        if name not in names():
+            raise ValueError(f"there is no regularizer {name!r}; use one of {', '.join(names())}, as in paper:lam=50")
+        values: dict[str, Any] = {}
+        known = cls.setting_types()
+        for part in filter(None, listed.split(",")):
+            key, equals, value = part.partition("=")
+            if not equals or key not in known or key == "name":
+                raise ValueError(
+                    f"{part!r} of {text!r} is no setting of a regularizer; write key=value with one of "
+                    f"{', '.join(one for one in known if one != 'name')}"
+                )
+            values[key] = from_text(value, known[key], key)
+        return cls.from_settings(name, **values)
+
+    @staticmethod
+    def setting_types() -> dict[str, Any]:
+        """Names and types of everything that `from_settings` takes."""
+        return {"name": str, "preset": Preset | None, **GEOMETRY, **SOLVER, **F_DIVERGENCE}
+
+    @property
+    def is_wasserstein(self) -> bool:
+        """Whether it has a geometry."""
+        return self.name == "wasserstein"
+
+    @property
+    def costs(self) -> GeometrySpec:
+        """The geometry, defaults written out."""
+        return GeometrySpec(**self.geometry)
+
+    def settings(self) -> WassersteinSettings:
+        """Of the Wasserstein penalty, defaults written out."""
+        return replace(PRESETS[self.preset or "semantic"], **self.overrides)
+
+    def given(self) -> dict[str, Any]:
+        """Flat settings that `from_settings` makes the same of."""
+        preset = {} if self.preset is None else {"preset": self.preset}
+        return {"name": self.name, **preset, **self.geometry, **self.overrides}
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the penalty, flat, defaults written out."""
+        if self.is_wasserstein:
+            geometry, settings = dataclasses.asdict(self.costs), dataclasses.asdict(self.settings())
+            return {"name": self.name, "preset": self.preset, **geometry, **settings}
+        values: dict[str, Any] = {"name": self.name, "estimator": "gradient", "gauge": "value"}
+        if self.name == "alpha":
+            values["alpha"] = Alpha().alpha
+        return values | dict(self.overrides)
+
+    def changed(self, **settings: Any) -> Self:
+        """With other settings; None leaves one as it is."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        return type(self).from_settings(**(self.given() | given))
+
+    def fitted(self, vocabulary: int) -> tuple[Self, list[str]]:
+        """The same on a vocabulary of so many tokens, and notes on what had to be lowered. What was asked for by number
+        is refused: see `check_vocabulary`.
+        """
+        fault = self.check_vocabulary(vocabulary)
+        if fault is not None:
+            raise ValueError(fault[1])
+        if not self.is_wasserstein:
+            return self, []
+        lowered: dict[str, Any] = {}
+        notes = []
+        neighbours = self.costs.neighbours
+        if isinstance(neighbours, int) and neighbours >= vocabulary:
+            lowered["neighbours"] = vocabulary - 1
+            notes.append(f"k1 is {vocabulary - 1}, all other tokens of a vocabulary of {vocabulary}.")
+        if self.settings().k2 > vocabulary:
+            lowered["k2"] = vocabulary
+            notes.append(f"k2 is {vocabulary}, the whole vocabulary.")
+        return self.changed(**lowered), notes
+
+    def check_vocabulary(self, tokens: int) -> tuple[str, str] | None:
+        """The first of k1 and k2 that was asked for by a number beyond a vocabulary of so many tokens, and what to do
+        about it.
+        """
+        k1, k2 = self.geometry.get("neighbours"), self.overrides.get("k2")
+        if k2 is not None and k2 > tokens:
+            return "k2", f"k2={k2} exceeds the vocabulary ({tokens} tokens); set k2 to {tokens} or less"
+        if isinstance(k1, int) and k1 >= tokens:
+            return "neighbours", (
+                f"neighbours={k1} exceeds the other tokens of the vocabulary ({tokens - 1}); set neighbours to "
+                f"{tokens - 1} or less, or to all"
+            )
+        return None
+
+    def build(
+        self, embeddings: Tensor | None = None, cache: MutableMapping[GeometrySpec, TokenGeometry] | None = None
+    ) -> Regularizer:
+        """The regularizer, on embeddings ``(V, d)`` if it has a geometry.
+
+        cache: geometries that were measured before, and where this one is put: measuring a vocabulary takes a while.
+        """
+        if not self.is_wasserstein:
+            return make_regularizer(self.name, **self.overrides)
+        if embeddings is None:
+            raise ValueError(f"{self.preset} has costs between tokens: pass the reference model's embeddings (V, d)")
+        spec, _ = self.fitted(len(embeddings))
+        cache = {} if cache is None else cache
+        if spec.costs not in cache:
+            cache[spec.costs] = TokenGeometry.from_embeddings(embeddings, **spec.costs.options())
+        return Wasserstein(cache[spec.costs], spec.preset or "semantic", **dataclasses.asdict(spec.settings()))
+
+
+def names() -> list[str]:
+    """Those that a spec may have: presets, regularizers and their aliases."""
+    return [*PRESETS, *REGULARIZERS, *ALIASES]
+
+
+def has_setting(name: str, setting: str) -> bool:
+    """Whether a setting has a meaning for the regularizer of that name."""
+    known = "wasserstein" if name in PRESETS else ALIASES.get(name, name)
+    if setting in ("name", "gauge"):
+        return True
+    if setting == "preset":
+        return known == "wasserstein" and name not in PRESETS
+    if setting == "estimator":
+        return known != "wasserstein"
+    if setting == "alpha":
+        return known == "alpha"
+    return known == "wasserstein"
+
+
+def from_text(text: str, hint: Any, key: str) -> Any:
+    """A value of a command line as the first of a union's types that it can be."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if union else (hint,)
+    for kind in kinds:
+        if typing.get_origin(kind) is Literal:
+            if text in typing.get_args(kind):
+                return text
+        elif kind is bool:
+            if text in ("true", "false"):
+                return text == "true"
+        elif kind is type(None):
+            if text == "null":
+                return None
+        else:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    fitting = [words.get(kind) or " or ".join(typing.get_args(kind)) for kind in kinds if kind is not type(None)]
+    raise ValueError(f"{key}={text!r} must be {' or '.join(fitting)}")
