@@ -56,11 +56,19 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert 0.91 * 300 <= held <= 0.98 * 300
 
 
-def test_a_bootstrap_in_parts_draws_the_same() -> None:
-    whole = bootstrap(lambda drawn: drawn.double().mean(-1), 10, resamples=50, seed=1)
-    assert whole.shape == (50,)
-    assert torch.equal(whole, bootstrap(lambda drawn: drawn.double().mean(-1), 10, resamples=50, seed=1))
-    assert not torch.equal(whole, bootstrap(lambda drawn: drawn.double().mean(-1), 10, resamples=50, seed=2))
+def test_a_bootstrap_in_parts_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def mean(drawn: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(drawn))
+        return drawn.double().mean(-1)
+
+    whole = bootstrap(mean, 10, resamples=50, seed=1)
+    monkeypatch.setattr("wpr.analysis.statistics._CHUNK", 70)  # indices at a time: seven resamples
+    parts = bootstrap(mean, 10, resamples=50, seed=1)
+    assert sizes == [50, *[7] * 7, 1]
+    assert torch.equal(whole, parts)
+    assert not torch.equal(whole, bootstrap(mean, 10, resamples=50, seed=2))
 
 
 def test_a_line_is_numpys(two: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +21,27 @@ def problem(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tens
     mask = torch.arange(width) < torch.tensor(lengths).unsqueeze(-1)
     rewards, values = torch.randn(2, len(lengths), width, generator=generator, dtype=torch.float64)
     return rewards.masked_fill(~mask, torch.nan), values.masked_fill(~mask, torch.nan), mask
+
+
+def over_processes(
+    work: Callable[[slice, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor], parts: list[slice]
+) -> list[torch.Tensor]:
+    """The work on each part in a thread of its own, whose ``reduce`` sums over all of them, as an all-reduce does."""
+    barrier = threading.Barrier(len(parts))
+    posted: dict[int, torch.Tensor] = {}
+
+    def run(part: slice) -> torch.Tensor:
+        def reduce(own: torch.Tensor) -> torch.Tensor:
+            posted[part.start] = own
+            barrier.wait(timeout=20)
+            total = torch.stack(list(posted.values())).sum(0)
+            barrier.wait(timeout=20)  # nobody posts again before all have summed
+            return total
+
+        return work(part, reduce)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(run, parts))
 
 
 @given(
@@ -63,17 +88,19 @@ def test_whitening_ignores_padding() -> None:
 
 def test_whitening_over_processes_is_whitening_of_the_whole() -> None:
     values, _, mask = problem([5, 3, 1, 4])
-    halves = [(values[:2], mask[:2]), (values[2:], mask[2:])]
-    # What a sum over processes gives each time: both halves' statistics, in the order that whiten asks for them.
-    real = [part[keep].double() for part, keep in halves]
-    mean = sum(part.sum() for part in real) / sum(part.numel() for part in real)
-    answers = [
-        sum(torch.stack([part.new_tensor(part.numel()), part.sum()]) for part in real),
-        sum((part - mean).square().sum() for part in real),
-    ]
-    queue = list(answers)
-    first = whiten(*halves[0], reduce=lambda _: queue.pop(0))
-    assert torch.allclose(first[:, : mask.shape[1]], whiten(values, mask)[:2])
+    halves = over_processes(lambda rows, reduce: whiten(values[rows], mask[rows], reduce), [slice(0, 2), slice(2, 4)])
+    assert torch.allclose(torch.cat(halves), whiten(values, mask))
+
+
+def test_explained_variance_over_processes_is_that_of_the_whole() -> None:
+    returns, noise, mask = problem([5, 3, 1, 4])
+    returns, noise = returns.nan_to_num(), noise.nan_to_num()
+    halves = over_processes(
+        lambda rows, reduce: explained_variance(noise[rows], returns[rows], mask[rows], reduce),
+        [slice(0, 1), slice(1, 4)],
+    )
+    whole = explained_variance(noise, returns, mask)
+    assert [float(half) for half in halves] == pytest.approx([float(whole)] * 2)
 
 
 def test_explained_variance() -> None:

@@ -14,6 +14,7 @@ from wpr.evaluation.judging.result import NOTABLE, SURE, UNREAD_SHARE
 from wpr.evaluation.judging.rubric import read_rubric, shipped_rubrics
 from wpr.evaluation.judging.server import LARGEST_BODY, SETTINGS
 from wpr.evaluation.judging.statistics import RESAMPLES
+from wpr.evaluation.judging.verdicts import BRACKETS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "judging.md").read_text(encoding="utf-8")
 
@@ -33,13 +34,24 @@ def test_the_rubric_can_be_read() -> None:
         assert f"--rubric {name}" in PAGE
 
 
-def test_defaults_are_as_it_says() -> None:
-    limits, protocol = Limits(), Protocol()
-    assert (limits.concurrency, limits.longest_wait, limits.give_up_after, limits.first_wait) == (16, 300, 20, 1)
-    assert (protocol.prompts, protocol.draws, protocol.seed) == (50, 5, 0)
-    assert SETTINGS == {"temperature": 0, "max_tokens": 512}
-    assert (LARGEST_BODY, RESAMPLES) == (2_000_000, 4000)
-    assert (SURE, NOTABLE, UNREAD_SHARE) == (0.01, 0.1, 0.05)
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"requests that were under way ({Limits().concurrency} at most)",
+        f"more than {Limits().longest_wait:g} seconds end the command",
+        f"{Limits().give_up_after} questions in a row fail",
+        "sent again after {:g}, {:g}, {:g}, ... seconds".format(*(Limits().first_wait * times for times in (1, 2, 4))),
+        f"(`--prompts {Protocol().prompts} --draws {Protocol().draws} --seed {Protocol().seed}`)",
+        f"`temperature` is {SETTINGS['temperature']} and `max_tokens` {SETTINGS['max_tokens']}",
+        f"larger than {LARGEST_BODY / 1e6:g} MB",
+        f"prompts drawn again {RESAMPLES:,} times",
+        f"(p < {SURE}) and at least {0.5 + NOTABLE:.0%} of decided comparisons",
+        f"more than {UNREAD_SHARE:.0%} of answers could not be read",
+        f"JSON with more than {BRACKETS:,} opening brackets",
+    ],
+)
+def test_defaults_are_as_it_says(said: str) -> None:
+    assert said in " ".join(PAGE.split())
 
 
 def test_a_row_of_the_table_of_coverage() -> None:
