@@ -1,4 +1,4 @@
-"""What training steps cost without cuDNN's attention (`wpr.language_models.dependable_attention`).
+"""What training steps cost without cuDNN's attention (`wpr.language_models.cudnn_attention_disabled`).
 
     python -m benchmarks.attention [--model models/smollm2] [--repeats 10]
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from wpr.language_models import dependable_attention
+from wpr.language_models import cudnn_attention_disabled
 
 LENGTHS = (384, 500, 512)
 SEQUENCES, WARM_UP = 16, 3
@@ -43,7 +43,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("there is no GPU: cuDNN's attention runs on GPUs alone")
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).cuda().train()
-    guards = {"as torch chooses": contextlib.nullcontext, "without cuDNN's": dependable_attention}
+    guards = {"as torch chooses": contextlib.nullcontext, "without cuDNN's": cudnn_attention_disabled}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     print(f"| tokens | {' | '.join(f'{name}, ms' for name in guards)} | ratio |\n|---|---|---|---|")
     for length in LENGTHS:

@@ -1,4 +1,4 @@
-"""The quickstart over seeds and betas: what does each leash keep at the same reward?
+"""The quickstart over seeds and betas: what does each regularizer keep at the same reward?
 
     python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's beta sweep, on every seed
     python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
@@ -70,7 +70,7 @@ def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list
         common = (RECIPE, f"seed={seed}", f"output={out / f'seed-{seed}'}", *settings)
         return command(f"seed-{seed}", "sft", *common) or command(f"seed-{seed}", "reward", *common)
 
-    def leash(job: tuple[int, str]) -> int:
+    def regularizer(job: tuple[int, str]) -> int:
         seed, policy = job
         folder = out / f"seed-{seed}-{policy}"
         if not folder.exists():
@@ -85,7 +85,7 @@ def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list
         worlds = list(pool.map(world, range(seeds)))
         ready = [seed for seed, code in enumerate(worlds) if code == 0]
         jobs = [(seed, policy) for policy in policies for seed in ready]
-        codes = list(pool.map(leash, jobs))
+        codes = list(pool.map(regularizer, jobs))
     failed = [f"seed-{seed}" for seed, code in enumerate(worlds) if code]
     failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")

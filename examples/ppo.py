@@ -1,4 +1,4 @@
-"""PPO on SmolLM2 with LoRA, under the semantic leash: `make ppo-example`. Minutes on a laptop."""
+"""PPO on SmolLM2 with LoRA, under the semantic regularizer: `make ppo-example`. Minutes on a laptop."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a semantic leash sees that KL does not, on a real model's predictions.
+"""What a semantic regularizer sees that KL does not, on a real model's predictions.
 
 Commands:
     python examples/semantic_contrast.py                    wpr-pico, which comes with the package: seconds
@@ -50,7 +50,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def two_policies(model: Any, tokenizer: Any, geometry: TokenGeometry, regularizers: dict[str, Regularizer]) -> Table:
-    """Half of a word's probability moved to its neighbour and to an unrelated word, and what each leash says to it."""
+    """Half of a word's probability moved to its neighbour and to an unrelated word, and what each regularizer says."""
     (prompt,) = plain_prompts(tokenizer, [PROMPT])
     reference = model(prompt.unsqueeze(0)).logits[0, -1:].softmax(-1)
     origin = int(reference.argmax())
@@ -66,7 +66,9 @@ def two_policies(model: Any, tokenizer: Any, geometry: TokenGeometry, regularize
         policy[0, origin] /= 2
         words = [repr(tokenizer.decode([token])) for token in (origin, target)]
         token = torch.tensor([target])
-        found = [float(leash(policy.log(), reference.log(), token).penalty) for leash in regularizers.values()]
+        found = [
+            float(regularizer(policy.log(), reference.log(), token).penalty) for regularizer in regularizers.values()
+        ]
         table.add_row(*words, *(f"{penalty:.3f}" for penalty in found))
     return table
 

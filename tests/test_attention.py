@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl import RewardConfig, SFTConfig
 
 from tests.ppo import tiny
-from wpr.language_models import dependable_attention
+from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.training import ResumableRewardTrainer, ResumableSFTTrainer
 from wpr.ppo.generation import TransformersGeneration
 
@@ -94,7 +94,7 @@ def test_the_gradient_is_finite_where_the_default_s_was_not() -> None:
     query.requires_grad_()
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device="cuda").tril().repeat(2, 1, 1, 1)
     mask[1, :, :, :40] = False
-    with dependable_attention():
+    with cudnn_attention_disabled():
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         out[:, :, 40:].float().square().sum().backward()
     assert query.grad is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "wpr"
 LAYERS = [
     "pico",
-    "whole_files",
+    "atomic_io",
     "damaged_files",
     "stage_names",
     "transport",

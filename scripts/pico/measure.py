@@ -141,7 +141,7 @@ def neighbours(geometry: TokenGeometry, tokenizer: Any, count: int = 6) -> Itera
 def semantic_contrast(
     model: Any, tokenizer: Any, geometry: TokenGeometry, stories: list[str], positions: int
 ) -> Iterator[str]:
-    """Semantic contrast of four leashes, where the model continues the first words of held-out stories."""
+    """Semantic contrast of four regularizers, where the model continues the first words of held-out stories."""
     openings = [" ".join(story.split()[:OPENING_WORDS]) for story in stories]
     trial = make_trial(continuations(model, plain_prompts(tokenizer, openings)), geometry, positions)
     regularizers: dict[str, Regularizer] = {

@@ -113,7 +113,7 @@ def quickstart(
     dry_run: DryRun = False,
     on_change: OnChange = "refuse",
 ) -> None:
-    """Align a small story model under KL and under the semantic leash, and write a page that shows it.
+    """Align a small story model under KL and under the semantic regularizer, and write a page that shows it.
 
     Minutes on a laptop's CPU, nothing to download. It is the recipe [bold]quickstart[/bold] (with --quick,
     [bold]quickstart-quick[/bold]) followed by [bold]wpr report[/bold].
@@ -385,9 +385,9 @@ def main() -> None:
 def _leave_others(code: object) -> None:
     """Leave the group of processes, at a good end; at a bad one the launcher ends those that may never come."""
     if code in (None, 0) and "torch" in sys.modules:
-        from wpr.pipeline.stage import leave_the_others
+        from wpr.pipeline.stage import destroy_process_group
 
-        leave_the_others()
+        destroy_process_group()
 
 
 def _told(error: Exception) -> Text:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from wpr.whole_files import write_atomically
+from wpr.atomic_io import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -173,7 +173,7 @@ def adapter_off(model: Module) -> Iterator[None]:
 
 
 @contextmanager
-def dependable_attention() -> Iterator[None]:
+def cudnn_attention_disabled() -> Iterator[None]:
     """No cuDNN attention for the duration: for forward passes that gradients are taken of, and those whose results they
     are compared with.
 

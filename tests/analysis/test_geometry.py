@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wpr import TokenGeometry, Wasserstein, pico
-from wpr.analysis.geometry import Sight, geometry_finding, look, pair_costs, reach_of
+from wpr.analysis.geometry import GeometryDiagnostics, diagnose, geometry_finding, pair_costs, reach_of
 from wpr.analysis.semantic_contrast import continuations, plain_prompts
 from wpr.transport.geometry import input_embeddings
 
@@ -37,14 +37,14 @@ def geometry(model: Any) -> TokenGeometry:
 
 def test_the_papers_setting_is_blind_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
     solver = Wasserstein(geometry, "paper")
-    sight = look(solver, reference, 32)
-    assert sight.verdict == "blind"
-    assert sight.contrast is not None
-    assert sight.contrast[0] == pytest.approx(1.0, abs=1e-4)
-    assert sight.move_share < 1e-3
-    assert sight.near_share < 0.01
-    assert float(sight.neighbours.median()) == pytest.approx(100 * float(geometry.nearest[geometry.alive].median()))
-    text = " ".join(geometry_finding({"paper": (solver, sight)}, "pico").text)
+    seen = diagnose(solver, reference, 32)
+    assert seen.verdict == "blind"
+    assert seen.contrast is not None
+    assert seen.contrast[0] == pytest.approx(1.0, abs=1e-4)
+    assert seen.move_share < 1e-3
+    assert seen.near_share < 0.01
+    assert float(seen.neighbours.median()) == pytest.approx(100 * float(geometry.nearest[geometry.alive].median()))
+    text = " ".join(geometry_finding({"paper": (solver, seen)}, "pico").text)
     assert "paper is BLIND" in text
     assert "rescaled KL" in text
 
@@ -52,18 +52,18 @@ def test_the_papers_setting_is_blind_on_a_trained_model(geometry: TokenGeometry,
 def test_the_same_setting_sees_where_costs_are_small(model: Any, reference: torch.Tensor) -> None:
     """The same model with embeddings of a fiftieth of the size: nothing else is different."""
     small = TokenGeometry.from_embeddings(input_embeddings(model) / 50, neighbours=512, progress=False)
-    sight = look(Wasserstein(small, "paper"), reference, 32)
-    assert sight.verdict == "sees meaning"
-    assert sight.contrast is not None
-    assert sight.contrast[2] < 0.9
-    assert sight.move_share == pytest.approx(1 - sight.cut_share)
+    seen = diagnose(Wasserstein(small, "paper"), reference, 32)
+    assert seen.verdict == "sees meaning"
+    assert seen.contrast is not None
+    assert seen.contrast[2] < 0.9
+    assert seen.move_share == pytest.approx(1 - seen.cut_share)
 
 
 def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
     solver = Wasserstein(geometry, "semantic")
-    sight = look(solver, reference, 32)
-    assert sight.verdict == "sees meaning"
-    finding = geometry_finding({"semantic": (solver, sight)}, "pico")
+    seen = diagnose(solver, reference, 32)
+    assert seen.verdict == "sees meaning"
+    finding = geometry_finding({"semantic": (solver, seen)}, "pico")
     assert "SEES MEANING" in finding.text[0]
     for series in finding.figures[0].series:
         assert sum(series.y) == pytest.approx(1.0)
@@ -71,15 +71,15 @@ def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, r
 
 def test_moves_beyond_the_nearest_cannot_be_made(model: Any, reference: torch.Tensor) -> None:
     few = TokenGeometry.from_model(model, neighbours=4, progress=False)
-    sight = look(Wasserstein(few, "semantic"), reference, 8)
+    seen = diagnose(Wasserstein(few, "semantic"), reference, 8)
     everything = TokenGeometry.from_model(model, neighbours=None, progress=False)
-    assert look(Wasserstein(everything, "semantic"), reference, 8).cut_share == 0
-    assert sight.cut_share > 0.5
-    assert sight.move_share <= 1 - sight.cut_share + 1e-9
+    assert diagnose(Wasserstein(everything, "semantic"), reference, 8).cut_share == 0
+    assert seen.cut_share > 0.5
+    assert seen.move_share <= 1 - seen.cut_share + 1e-9
     ids = reference.topk(2).indices[0]
     connected = bool(few.cost(ids.unsqueeze(0), scaled=False)[0, 0, 1].isfinite())
-    assert bool(sight.moves[0].isfinite()) == connected, "as the regularizer's own costs have it"
-    text = " ".join(geometry_finding({"few": (Wasserstein(few, "semantic"), sight)}, "pico").text)
+    assert bool(seen.moves[0].isfinite()) == connected, "as the regularizer's own costs have it"
+    text = " ".join(geometry_finding({"few": (Wasserstein(few, "semantic"), seen)}, "pico").text)
     assert "not among each other's 4 nearest" in text
 
 
@@ -96,11 +96,13 @@ def test_costs_of_pairs(geometry: TokenGeometry) -> None:
     torch.testing.assert_close(pair_costs(geometry, first, second), expected)
 
 
-def sight(contrast: float | None, moves: float, reach: float = 10.0) -> Sight:
+def seen(contrast: float | None, moves: float, reach: float = 10.0) -> GeometryDiagnostics:
     """One probable move of weight ``moves`` within reach, the rest beyond it."""
     measured = None if contrast is None else (contrast, contrast, contrast)
     ones = torch.ones(2)
-    return Sight(ones, ones, ones, torch.tensor([1.0, 99.0]), torch.tensor([moves, 1 - moves]), reach, measured)
+    return GeometryDiagnostics(
+        ones, ones, ones, torch.tensor([1.0, 99.0]), torch.tensor([moves, 1 - moves]), reach, measured
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,13 +119,13 @@ def sight(contrast: float | None, moves: float, reach: float = 10.0) -> Sight:
     ],
 )
 def test_what_decides_the_verdict(contrast: float | None, moves: float, verdict: str) -> None:
-    assert sight(contrast, moves).verdict == verdict
+    assert seen(contrast, moves).verdict == verdict
 
 
 def test_a_model_that_is_sure_of_nothing(geometry: TokenGeometry) -> None:
     flat = torch.full((4, geometry.vocabulary), -math.log(geometry.vocabulary))
     solver = Wasserstein(geometry, "semantic")
-    found = look(solver, flat)
+    found = diagnose(solver, flat)
     assert found.contrast is None
     text = " ".join(geometry_finding({"semantic": (solver, found)}, "pico").text)
     assert "NOT MEASURED" in text

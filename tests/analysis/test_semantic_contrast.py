@@ -1,4 +1,4 @@
-"""Semantic contrast: what a trial is, and what the leashes see on wpr-pico."""
+"""Semantic contrast: what a trial is, and what the regularizers see on wpr-pico."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from tests.pipeline.command import SMALL, Here, environment, run
 from wpr import pico
 from wpr.analysis.statistics import fit_line
-from wpr.commands.analyses import Subject, penalties
+from wpr.commands.analyses import AnalysisContext, penalties
 from wpr.commands.analyze import app
 from wpr.findings import found_in, load
 from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
@@ -112,9 +112,9 @@ def test_what_is_missing_is_left_out_with_the_reason(here: Here, owned: Path) ->
 
 def test_penalties_are_those_that_training_recorded(trained: Path) -> None:
     """KL of each response, summed over its tokens, against what PPO measured on the tokens that it drew."""
-    subject = Subject(FinishedRun(trained, "cpu"))
+    context = AnalysisContext(FinishedRun(trained, "cpu"))
     compared = 0
-    for policy, (answers, found) in subject.measured(["reverse-kl"]).items():
+    for policy, (answers, found) in context.measured(["reverse-kl"]).items():
         recorded = {row["number"]: row for row in map(json.loads, (trained / "ppo" / policy / AFTER).open())}
         sums = found.means(found.divergence["reverse-kl"], len(answers))
         for index, answer in enumerate(answers):
@@ -127,9 +127,9 @@ def test_penalties_are_those_that_training_recorded(trained: Path) -> None:
 
 def test_measured_once(trained: Path) -> None:
     said: list[str] = []
-    subject = Subject(FinishedRun(trained, "cpu"), ["rkl+beta=0.5"], 3, say=said.append)
-    first = subject.measured(["reverse-kl"])["rkl+beta=0.5"][1].penalty["reverse-kl"]
-    both = subject.measured(["reverse-kl", "squared-hellinger"])["rkl+beta=0.5"][1]
+    context = AnalysisContext(FinishedRun(trained, "cpu"), ["rkl+beta=0.5"], 3, say=said.append)
+    first = context.measured(["reverse-kl"])["rkl+beta=0.5"][1].penalty["reverse-kl"]
+    both = context.measured(["reverse-kl", "squared-hellinger"])["rkl+beta=0.5"][1]
     assert both.penalty["reverse-kl"] is first
     assert [text.rpartition(": ")[2] for text in said] == ["reverse-kl", "squared-hellinger"]
 
@@ -185,9 +185,9 @@ def test_responses_are_paired_by_prompt(spoken: Path) -> None:
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header.replace(f'"prompts": {len(lines)}', f'"prompts": {len(lines) - 1}'),
                                *reversed(lines[1:])]) + "\n")  # fmt: skip
-    subject = Subject(FinishedRun(spoken, "cpu"), ["rkl+beta=0.5"], temperature=0.0)
-    answers = subject.responses("rkl+beta=0.5")  # the policy's first: numbers are the reference's all the same
-    reference = {answer.number: answer.prompt for answer in subject.responses("rkl+beta=0.5", BEFORE)}
+    context = AnalysisContext(FinishedRun(spoken, "cpu"), ["rkl+beta=0.5"], temperature=0.0)
+    answers = context.responses("rkl+beta=0.5")  # the policy's first: numbers are the reference's all the same
+    reference = {answer.number: answer.prompt for answer in context.responses("rkl+beta=0.5", BEFORE)}
     assert list(reference) == list(range(len(lines)))
     assert len(answers) == len(lines) - 1 == len(reference) - 1
     assert all(reference[answer.number] == answer.prompt for answer in answers)
@@ -237,9 +237,9 @@ def test_a_reference_that_is_not_looked_at_may_be_stale(here: Here, spoken: Path
 
 
 def test_penalties_of_all_policies_have_intervals_over_prompts(trained: Path) -> None:
-    subject = Subject(FinishedRun(trained, "cpu"), limit=12)
-    finding, _ = penalties(subject, "reverse-kl", "squared-hellinger")
-    found = subject.measured(["reverse-kl", "squared-hellinger"]).values()
+    context = AnalysisContext(FinishedRun(trained, "cpu"), limit=12)
+    finding, _ = penalties(context, "reverse-kl", "squared-hellinger")
+    found = context.measured(["reverse-kl", "squared-hellinger"]).values()
     x, y = (torch.cat([each.penalty[name] for _, each in found]) for name in ("reverse-kl", "squared-hellinger"))
     prompts = torch.cat([torch.tensor([answer.number for answer in answers])[each.answer] for answers, each in found])
     expected = fit_line(x, y, prompts)

@@ -29,7 +29,7 @@ def test_bad_rows_stop_before_training(tmp_path: Path) -> None:
         load(source, "hh")
     message = str(caught.value)
     assert message.startswith(f"7 of 9 rows cannot be used: {source}:2, ")
-    assert f"{source}:6: 'rejected' is empty; and 2 more. Mend them, or set data.bad_rows: skip" in message
+    assert f"{source}:6: 'rejected' is empty; and 2 more. Fix them, or set data.bad_rows: skip" in message
     assert "\n" not in message
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.humaneval_like import write
 from tests.rewards.code.programs import isolated
 from wpr.data.rows import DataError
-from wpr.evaluation.code_scores import COLUMNS, Tried, pass_at_1_finding, run_programs, scores
+from wpr.evaluation.code_scores import COLUMNS, ProgramResult, pass_at_1_finding, run_programs, scores
 from wpr.evaluation.code_tasks import read_tasks
 from wpr.evaluation.response_file import Response, ResponseFile
 from wpr.rewards.code import Limits, Runner
@@ -81,9 +81,11 @@ def test_a_line_that_is_no_outcome_is_named(tmp_path: Path) -> None:
         run_programs(path, tasks, responses(GOOD), limits, runner, "")
 
 
-def tried(**counts: int) -> list[Tried]:
+def tried(**counts: int) -> list[ProgramResult]:
     return [
-        Tried(f"{kind}{i}", "hard" if i % 2 else "easy", kind, "", "") for kind, n in counts.items() for i in range(n)
+        ProgramResult(f"{kind}{i}", "hard" if i % 2 else "easy", kind, "", "")
+        for kind, n in counts.items()
+        for i in range(n)
     ]
 
 

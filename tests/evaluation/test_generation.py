@@ -13,36 +13,38 @@ from transformers import PreTrainedTokenizerFast
 from tests.ppo.tiny import EOS, policy, prompts, tokenizer
 from wpr.data.rows import DataError
 from wpr.evaluation.generation import (
-    Asked,
-    Drawing,
-    Speaker,
+    EncodedPrompt,
+    LoadedModel,
+    SamplingParams,
     batches,
     continuation,
     generate_file,
     header_of,
-    made_otherwise,
     respond,
     set_aside,
+    settings_differ,
 )
 from wpr.evaluation.response_file import read_responses
 
 
 @pytest.fixture(scope="module")
-def speaker() -> Speaker:
-    return Speaker(policy(), tokenizer(), "tiny", "0" * 64, (EOS,), "text")
+def speaker() -> LoadedModel:
+    return LoadedModel(policy(), tokenizer(), "tiny", "0" * 64, (EOS,), "text")
 
 
-def asked(count: int) -> list[Asked]:
+def asked(count: int) -> list[EncodedPrompt]:
     words = tokenizer()
-    return [Asked(f"p{i}", row["prompt"], words(row["prompt"])["input_ids"]) for i, row in enumerate(prompts(count))]
+    return [
+        EncodedPrompt(f"p{i}", row["prompt"], words(row["prompt"])["input_ids"]) for i, row in enumerate(prompts(count))
+    ]
 
 
-def texts(speaker: Speaker, given: list[Asked], size: int, **changes: Any) -> dict[str, str]:
-    drawing = Drawing(**({"temperature": 1.0, "max_new_tokens": 12} | changes))
+def texts(speaker: LoadedModel, given: list[EncodedPrompt], size: int, **changes: Any) -> dict[str, str]:
+    drawing = SamplingParams(**({"temperature": 1.0, "max_new_tokens": 12} | changes))
     return {row.prompt_id: row.response for batch in batches(given, size) for row in respond(speaker, batch, drawing)}
 
 
-def test_no_response_depends_on_its_batch(speaker: Speaker) -> None:
+def test_no_response_depends_on_its_batch(speaker: LoadedModel) -> None:
     given = asked(24)
     alone = texts(speaker, given, 1)
     assert texts(speaker, given, 5) == texts(speaker, given, 24) == alone
@@ -52,7 +54,7 @@ def test_no_response_depends_on_its_batch(speaker: Speaker) -> None:
     assert sum(other[name] == alone[name] for name in alone) < 4
 
 
-def test_greedy_is_transformers_greedy(speaker: Speaker) -> None:
+def test_greedy_is_transformers_greedy(speaker: LoadedModel) -> None:
     given = asked(6)
     found = texts(speaker, given, 6, temperature=0.0)
     for one in given:
@@ -64,11 +66,11 @@ def test_greedy_is_transformers_greedy(speaker: Speaker) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.5, 0, 1.0), (1.0, 5, 1.0), (1.5, 0, 0.6)])
-def test_tokens_come_with_their_probability(speaker: Speaker, temperature: float, top_k: int, top_p: float) -> None:
+def test_tokens_come_with_their_probability(speaker: LoadedModel, temperature: float, top_k: int, top_p: float) -> None:
     """4,000 first tokens after one prompt; each token's share lies within five standard errors of its probability."""
     count = 4000
-    given = [Asked(f"p{i}", "w5", [5]) for i in range(count)]
-    drawing = Drawing(temperature, top_k, top_p, 1)
+    given = [EncodedPrompt(f"p{i}", "w5", [5]) for i in range(count)]
+    drawing = SamplingParams(temperature, top_k, top_p, 1)
     drawn = [row.response.strip() for batch in batches(given, 1000) for row in respond(speaker, batch, drawing)]
     with torch.no_grad():
         expected = (speaker.model(torch.tensor([[5]])).logits[0, -1] / temperature).softmax(-1)
@@ -85,9 +87,9 @@ def test_tokens_come_with_their_probability(speaker: Speaker, temperature: float
         assert abs(drawn.count(word) / count - share) <= 5 * error + 1e-9, word
 
 
-def test_lengths_and_ends(speaker: Speaker) -> None:
+def test_lengths_and_ends(speaker: LoadedModel) -> None:
     given = asked(40)
-    rows = respond(speaker, given, Drawing(1.0, max_new_tokens=30))
+    rows = respond(speaker, given, SamplingParams(1.0, max_new_tokens=30))
     assert {row.stopped for row in rows} == {True, False}
     for row in rows:
         assert row.tokens is not None
@@ -96,11 +98,13 @@ def test_lengths_and_ends(speaker: Speaker) -> None:
         assert row.stopped or row.tokens == 30
 
 
-def test_each_prompt_may_have_its_own_temperature(speaker: Speaker) -> None:
-    given = [Asked(f"p{i}", "w5", [5], temperature=0.0 if i % 2 else 1.0) for i in range(20)]
+def test_each_prompt_may_have_its_own_temperature(speaker: LoadedModel) -> None:
+    given = [EncodedPrompt(f"p{i}", "w5", [5], temperature=0.0 if i % 2 else 1.0) for i in range(20)]
     parts = list(batches(given, 4))
     assert all(len({one.temperature for one in part}) == 1 for part in parts)
-    rows = {row.prompt_id: row for part in parts for row in respond(speaker, part, Drawing(0.3, max_new_tokens=8))}
+    rows = {
+        row.prompt_id: row for part in parts for row in respond(speaker, part, SamplingParams(0.3, max_new_tokens=8))
+    }
     assert {row.temperature for row in rows.values()} == {0.0, 1.0}
     assert len({rows[f"p{i}"].response for i in range(1, 20, 2)}) == 1
     assert len({rows[f"p{i}"].response for i in range(0, 20, 2)}) > 5
@@ -110,8 +114,8 @@ class StopError(Exception):
     pass
 
 
-def test_an_interruption_loses_one_batch_at_most(speaker: Speaker, tmp_path: Path) -> None:
-    given, drawing = asked(20), Drawing(1.0, max_new_tokens=8)
+def test_an_interruption_loses_one_batch_at_most(speaker: LoadedModel, tmp_path: Path) -> None:
+    given, drawing = asked(20), SamplingParams(1.0, max_new_tokens=8)
     header = header_of(speaker, given, drawing)
     whole = generate_file(tmp_path / "whole.jsonl", speaker, given, drawing, header, 6, "")
     assert [row.prompt_id for row in whole.rows] == [one.prompt_id for one in given]
@@ -135,16 +139,16 @@ def test_an_interruption_loses_one_batch_at_most(speaker: Speaker, tmp_path: Pat
     assert again == [20]
 
 
-def test_other_settings_are_refused_and_old_files_kept(speaker: Speaker, tmp_path: Path) -> None:
+def test_other_settings_are_refused_and_old_files_kept(speaker: LoadedModel, tmp_path: Path) -> None:
     given, path = asked(3), tmp_path / "x.jsonl"
-    drawing, hotter = Drawing(0.5, max_new_tokens=4), Drawing(0.7, max_new_tokens=4)
+    drawing, hotter = SamplingParams(0.5, max_new_tokens=4), SamplingParams(0.7, max_new_tokens=4)
     generate_file(path, speaker, given, drawing, header_of(speaker, given, drawing), 3, "")
     with pytest.raises(DataError, match=r"sampling\.temperature: 0\.5 -> 0\.7.*; do this"):
         generate_file(path, speaker, given, hotter, header_of(speaker, given, hotter), 3, "do this")
     with pytest.raises(DataError, match="prompts: 3 -> 2"):
         generate_file(path, speaker, given[:2], drawing, header_of(speaker, given[:2], drawing), 3, "")
-    assert not made_otherwise(path, header_of(speaker, given, drawing))
-    assert made_otherwise(path, header_of(speaker, given, hotter))
+    assert not settings_differ(path, header_of(speaker, given, drawing))
+    assert settings_differ(path, header_of(speaker, given, hotter))
     old = path.read_bytes()
     assert set_aside(path) == tmp_path / "x.jsonl.old"
     generate_file(path, speaker, given, hotter, header_of(speaker, given, hotter), 3, "")
@@ -153,29 +157,31 @@ def test_other_settings_are_refused_and_old_files_kept(speaker: Speaker, tmp_pat
     assert read_responses(tmp_path / "x.jsonl.old2").rows[0].temperature == 0.7
 
 
-def test_what_cannot_be_answered_is_refused(speaker: Speaker, tmp_path: Path) -> None:
-    drawing = Drawing(max_new_tokens=64)
-    long = [Asked("a", "", [5]), Asked("long", "", [5] * 70)]
+def test_what_cannot_be_answered_is_refused(speaker: LoadedModel, tmp_path: Path) -> None:
+    drawing = SamplingParams(max_new_tokens=64)
+    long = [EncodedPrompt("a", "", [5]), EncodedPrompt("long", "", [5] * 70)]
     with pytest.raises(DataError, match=r"prompt long has 70 tokens.*the 128 positions of tiny"):
         generate_file(tmp_path / "x", speaker, long, drawing, {}, 1, "")
     with pytest.raises(DataError, match="no prompts"):
         generate_file(tmp_path / "x", speaker, [], drawing, {}, 1, "")
     with pytest.raises(DataError, match="two prompts have the prompt_id 'a'"):
-        generate_file(tmp_path / "x", speaker, [Asked("a", "", [5]), Asked("a", "", [6])], drawing, {}, 1, "")
+        generate_file(
+            tmp_path / "x", speaker, [EncodedPrompt("a", "", [5]), EncodedPrompt("a", "", [6])], drawing, {}, 1, ""
+        )
     with pytest.raises(DataError, match="batch-size is 0"):
         generate_file(tmp_path / "x", speaker, asked(1), drawing, {}, 0, "")
     assert not any(tmp_path.iterdir())
     for changes in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"max_new_tokens": 0}, {"seed": -1}):
         with pytest.raises(DataError, match="must be"):
-            Drawing(**changes)  # type: ignore[arg-type]
+            SamplingParams(**changes)  # type: ignore[arg-type]
 
 
 def test_broken_weights_are_told() -> None:
     model = policy()
     model.lm_head.weight.data.fill_(float("nan"))
-    broken = Speaker(model, tokenizer(), "tiny", "", (EOS,), "text")
+    broken = LoadedModel(model, tokenizer(), "tiny", "", (EOS,), "text")
     with pytest.raises(DataError, match="tiny gives no probabilities for token 0 of its response to prompt p0"):
-        respond(broken, asked(2), Drawing(max_new_tokens=3))
+        respond(broken, asked(2), SamplingParams(max_new_tokens=3))
 
 
 def test_a_response_keeps_the_space_that_it_begins_with() -> None:

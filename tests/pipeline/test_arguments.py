@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from wpr.pipeline.arguments import (
     NO_EFFECT,
     batch_arguments,
-    decisive,
     make_config,
+    outcome_settings,
     precision_arguments,
     trainer_arguments,
 )
@@ -127,8 +127,8 @@ def test_what_a_trainer_refuses_is_a_fault_of_the_recipe(stage: str, arguments: 
 
 
 def test_what_decides_a_stage() -> None:
-    assert decisive(None) is None
-    assert decisive({"learning_rate": 1.0, "logging_steps": 3, "save_steps": 2}) == {"learning_rate": 1.0}
+    assert outcome_settings(None) is None
+    assert outcome_settings({"learning_rate": 1.0, "logging_steps": 3, "save_steps": 2}) == {"learning_rate": 1.0}
 
 
 def test_settings_without_effect_are_settings() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.command import SMALL, Here, content, results, statuses
-from wpr.pipeline.training import learned, read_metrics
+from wpr.pipeline.training import model_metrics, read_metrics
 
 STAGES = {"sft": "sft", "reward": "reward", "ppo/rkl": "ppo"}
 """Names of stages, and the commands that run them."""
@@ -33,7 +33,7 @@ def killed_before_done(output: Path, stage: str) -> None:
 
 
 def metrics(output: Path, stage: str) -> list[Any]:
-    return [(row["step"], learned(row)) for row in read_metrics(output / stage / "metrics.jsonl")]
+    return [(row["step"], model_metrics(row)) for row in read_metrics(output / stage / "metrics.jsonl")]
 
 
 def check_same(output: Path, whole_run: Path, stage: str) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
 from wpr import pico
+from wpr.atomic_io import write_atomically
 from wpr.pipeline.errors import explain
-from wpr.whole_files import write_atomically
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_broken_recipe(owned: Path) -> None:
     assert finished.code == 2
     assert finished.stdout == ""
     assert finished.error.startswith("Error: mine.yaml, line 4, column 5 is not valid YAML")
-    assert "mend the line" in finished.error
+    assert "fix the line" in finished.error
     assert content(owned) == before
 
 
@@ -287,7 +287,7 @@ def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, chang
     assert finished.code in (1, 2)
     assert told in finished.error
     assert "starting" not in finished.stderr
-    # What is mended can be run in the same folder.
+    # What is fixed can be run in the same folder.
     assert here("sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", "--dry-run").code == 0
 
 
@@ -313,8 +313,8 @@ def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, who
     """Nothing starts, and `wpr doctor` says the same; so it does of what policies are only measured by."""
     own = ("prepare=null", f"model.name={whole_run / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
     (tmp_path / "pairs.jsonl").write_text("\n".join(pairs()))
-    changes = ("evaluation.yardsticks.s.preset=semantic", "evaluation.yardsticks.s.k2=999")
-    told = "evaluation.yardsticks.s.k2=999 exceeds the vocabulary ("
+    changes = ("evaluation.eval_regularizers.s.preset=semantic", "evaluation.eval_regularizers.s.k2=999")
+    told = "evaluation.eval_regularizers.s.k2=999 exceeds the vocabulary ("
     for command in (["run", "tiny", *SMALL[3:], f"output={tmp_path / 'run'}"], ["doctor", "tiny", *SMALL[3:]]):
         finished = here(*command, *own, *changes)
         assert finished.code == 2

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wpr.atomic_io import write_atomically
 from wpr.pipeline.errors import RunFolderError
 from wpr.pipeline.folder import FORMAT, RunFolder, StageRecord, differences, digest
-from wpr.whole_files import write_atomically
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:

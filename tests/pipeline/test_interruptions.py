@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wpr.pipeline.training import learned, read_metrics
+from wpr.pipeline.training import model_metrics, read_metrics
 
 SMALL = [
     "prepare.options.pairs=400",
@@ -73,7 +73,7 @@ def facts(output: Path) -> dict[str, Any]:
         found[stage] = {
             "results": manifest["stages"][stage]["results"],
             "weights": hashlib.sha256(weights).hexdigest(),
-            "metrics": [(row["step"], learned(row)) for row in read_metrics(folder / "metrics.jsonl")],
+            "metrics": [(row["step"], model_metrics(row)) for row in read_metrics(folder / "metrics.jsonl")],
         }
         if stage.startswith("ppo"):
             found[stage]["responses"] = (folder / "responses.jsonl").read_text()

@@ -108,7 +108,7 @@ def test_a_key_twice_within_a_list(tmp_path: Path) -> None:
 def test_broken_yaml_is_told_with_its_line(text: str, line: int, tmp_path: Path) -> None:
     told = refusal(tmp_path, text)
     assert told.startswith(f"mine, line {line}, column ")
-    assert "mend the line" in told
+    assert "fix the line" in told
 
 
 def test_control_characters_are_told_in_one_paragraph(tmp_path: Path) -> None:

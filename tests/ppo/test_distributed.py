@@ -10,7 +10,14 @@ from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 from tests.ppo import tiny
-from wpr.ppo.distributed import check_fsdp, is_sharded, largest, place_frozen, sum_over_processes, whole_embeddings
+from wpr.ppo.distributed import (
+    check_fsdp,
+    is_sharded,
+    max_over_processes,
+    place_frozen,
+    sum_over_processes,
+    whole_embeddings,
+)
 
 
 def with_plugin(**options) -> SimpleNamespace:
@@ -37,7 +44,7 @@ def test_fsdp_2_returns_float32_as_it_is() -> None:
 
 def test_one_process_agrees_with_itself() -> None:
     accelerator = Accelerator(cpu=True)
-    assert largest(accelerator, 3) == 3
+    assert max_over_processes(accelerator, 3) == 3
     assert sum_over_processes(accelerator)(torch.ones(2)).tolist() == [1.0, 1.0]
     assert not is_sharded(accelerator)
     model = place_frozen(tiny.policy().train(), accelerator)

@@ -66,7 +66,7 @@ def test_a_bad_reward_stops_training_with_the_last_checkpoint_intact(action, kin
         assert "'bad_from' raised KeyError: 'no such column'" in found["message"]
         assert 'raise KeyError("no such column")' in found["values"]["traceback"]
     assert str(caught.value.path) in str(caught.value)
-    # The checkpoint is whole, and training goes on from it once the cause is mended.
+    # The checkpoint is whole, and training goes on from it once the cause is fixed.
     assert all(tensor.isfinite().all() for tensor in trainer.model.state_dict().values())
     again = tiny.trainer(tmp_path, max_steps=8, save_strategy="steps", save_steps=2)
     again.train(resume_from_checkpoint=True)

@@ -71,11 +71,11 @@ def test_names_that_the_log_has_are_refused(name: str, tmp_path: Path) -> None:
         watched(tmp_path, {name: length})
 
 
-def test_yardsticks_measure_every_policy_alike(tmp_path: Path) -> None:
+def test_eval_regularizers_measure_every_policy_alike(tmp_path: Path) -> None:
     """By the policy's own regularizer they give its divergence, and they are not part of training."""
     parts = {
         "eval_dataset": tiny.prompts(6),
-        "yardsticks": {"own": ReverseKL(), "forward": ForwardKL(), "semantic": "semantic"},
+        "eval_regularizers": {"own": ReverseKL(), "forward": ForwardKL(), "semantic": "semantic"},
     }
     trainer = tiny.trainer(tmp_path, parts=parts, max_steps=3)
     trainer.train()

@@ -20,12 +20,12 @@ from wpr.ppo.collect import Experience
 from wpr.rewards import FunctionReward, RewardModel
 
 EVERY_STEP = {
-    "score", "reward", "penalty", "kl", "kl_sequence", "divergence", "entropy", "response_length", "eos_share",
+    "score", "reward", "penalty", "kl", "kl_sequence", "divergence", "entropy", "response_length", "eos_fraction",
     "clip_fraction", "approx_kl", "explained_variance", "learning_rate", "critic_learning_rate", "beta", "policy_loss",
     "value_loss", "grad_norm", "loss", "seconds_generation", "seconds_scoring", "seconds_penalty", "seconds_reward",
     "seconds_backpropagation", "peak_memory_gb", "empty_responses", "value", "value_clip_fraction",
 }  # fmt: skip
-SOLVER = {"solver_marginal_error", "solver_iterations", "solver_isolated_share", "solver_converged"}
+SOLVER = {"solver_marginal_error", "solver_iterations", "solver_isolated_fraction", "solver_converged"}
 
 
 def history(trainer: PPOTrainer) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_scores_are_shaped(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path, reward, missing_eos_penalty=1.0, max_steps=1, stop_token_ids=[1])
     trainer.train()
     row = history(trainer)[0]
-    assert row["score_shaped"] == pytest.approx(row["score"] - (1 - row["eos_share"]))
+    assert row["score_shaped"] == pytest.approx(row["score"] - (1 - row["eos_fraction"]))
     trainer = tiny.trainer(tmp_path, reward, normalize_rewards=True, reward_clip=1.0, max_steps=2)
     trainer.train()
     row = history(trainer)[0]
@@ -214,7 +214,7 @@ def test_log_probs_at_sampling_temperature(tmp_path: Path) -> None:
     count = int(result.mask[1].sum())
     logits = trainer.model.policy(input_ids=row).logits[0, -count - 1 : -1] / 0.5
     expected = logits.log_softmax(-1).gather(-1, row[0, -count:, None])[:, 0]
-    assert torch.allclose(result.spread(result.measures.log_prob)[1, :count], expected, atol=1e-5)
+    assert torch.allclose(result.scatter_to_mask(result.measures.log_prob)[1, :count], expected, atol=1e-5)
     trainer.train()
     assert history(trainer)[0]["approx_kl"] == pytest.approx(0, abs=1e-6)
 

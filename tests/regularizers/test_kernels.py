@@ -44,7 +44,7 @@ def compare(ours: Any, exact: Any) -> None:
     assert ours.diagnostics.keys() == exact.diagnostics.keys()
     for name in ("converged", "support_size"):
         assert torch.equal(ours.diagnostics[name], exact.diagnostics[name]), name
-    for name in ("isolated_share", "leftover_policy", "leftover_reference", "marginal_error"):
+    for name in ("isolated_fraction", "leftover_policy", "leftover_reference", "marginal_error"):
         torch.testing.assert_close(
             ours.diagnostics[name].double(), exact.diagnostics[name].double(), rtol=1e-3, atol=2e-5
         )

@@ -265,7 +265,7 @@ def test_positions_do_not_see_each_other() -> None:
 def test_diagnostics() -> None:
     geometry, policy, reference = toy()
     out = Wasserstein(geometry, k2=6)(policy, reference, torch.tensor([4]))
-    assert set(out.diagnostics) >= {"iterations", "marginal_error", "converged", "support_size", "isolated_share"}
+    assert set(out.diagnostics) >= {"iterations", "marginal_error", "converged", "support_size", "isolated_fraction"}
     assert all(value.shape == (1,) for value in out.diagnostics.values())
     assert out.diagnostics["converged"].all()
     assert out.diagnostics["marginal_error"].item() < 1e-3

@@ -18,7 +18,7 @@ THINGS = ("a red ball", "an old key", "a small boat", "a lost kitten", "a shiny 
 PLACES = ("in the park", "by the river", "under her bed", "in the garden", "at the beach")
 ENDINGS = (
     " They were so happy and played together all day.",
-    " It was broken, and nobody could mend it.",
+    " It was broken, and nobody could fix it.",
     " Her mom smiled and gave her a big hug.",
     " He was sad and went home alone.",
     " They laughed, shared a cake and became good friends.",
@@ -153,7 +153,7 @@ def responses(
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     tokens = sum(row["length"] for row in rows)
-    found = {"score": sum(row["score"] for row in rows) / len(rows), "entropy": 1.4, "eos_share": 1.0}
+    found = {"score": sum(row["score"] for row in rows) / len(rows), "entropy": 1.4, "eos_fraction": 1.0}
     found |= {"distinct_1": 0.19, "distinct_2": 0.41, "distinct_3": 0.57, "self_bleu": 0.63, "embedding_spread": 0.08}
     found |= {name: sum(row[name] for row in rows) / tokens for name in ("kl", "divergence", "penalty")}
     found["response_length"] = tokens / len(rows)

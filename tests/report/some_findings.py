@@ -1,4 +1,4 @@
-"""Findings of every kind of figure, for the page's tests."""
+"""ReportData of every kind of figure, for the page's tests."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ COLUMNS = [
 
 
 @dataclass(frozen=True)
-class Sight:
+class GeometryDiagnostics:
     """What a setting can tell apart.
 
     neighbours, random: ``(n,)`` values of lam * cost. use: ``(n,)`` how often the model emits the token whose nearest
@@ -117,7 +117,7 @@ def reach_of(wasserstein: Wasserstein) -> float:
 
 
 @torch.no_grad()
-def look(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed: int = 0) -> Sight:
+def diagnose(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed: int = 0) -> GeometryDiagnostics:
     """What a regularizer sees on its geometry, at ``reference`` ``(N, V)`` log-probabilities of the model's
     continuations.
     """
@@ -138,7 +138,7 @@ def look(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, seed
     measured = None
     if sure.any():
         measured = contrast(*gaps(wasserstein, make_trial(reference, geometry, positions, seed)), seed=seed)
-    return Sight(
+    return GeometryDiagnostics(
         (geometry.nearest[geometry.alive] * unit).cpu(),
         reference.exp().mean(0)[geometry.alive].double().cpu(),
         (pair_costs(geometry, first, second) * unit).cpu(),
@@ -163,23 +163,25 @@ def pair_costs(geometry: TokenGeometry, first: Tensor, second: Tensor) -> Tensor
 
 
 def geometry_finding(
-    sights: Mapping[str, tuple[Wasserstein, Sight]], model: str, settings: Mapping[str, Any] | None = None
+    diagnosed: Mapping[str, tuple[Wasserstein, GeometryDiagnostics]],
+    model: str,
+    settings: Mapping[str, Any] | None = None,
 ) -> Finding:
     """The finding on settings by name."""
     rows: list[list[Cell]] = []
     text: list[str] = []
-    for name, (wasserstein, sight) in sights.items():
-        near = _quantiles(sight.neighbours, (0.05, 0.5, 0.95))
-        value, low, high = sight.contrast or (None, None, None)
+    for name, (wasserstein, seen) in diagnosed.items():
+        near = _quantiles(seen.neighbours, (0.05, 0.5, 0.95))
+        value, low, high = seen.contrast or (None, None, None)
         rows.append(
             [
-                name, sight.verdict, wasserstein.geometry.metric.name, wasserstein.settings.lam, sight.reach, *near,
-                _quantiles(sight.random, (0.5,))[0], sight.near_share, sight.used_share, sight.move_share,
+                name, seen.verdict, wasserstein.geometry.metric.name, wasserstein.settings.lam, seen.reach, *near,
+                _quantiles(seen.random, (0.5,))[0], seen.near_share, seen.used_share, seen.move_share,
                 value, low, high,
             ]
         )  # fmt: skip
-        text += _told(name, wasserstein, sight, near)
-    dead = int((~next(iter(sights.values()))[0].geometry.alive).sum())
+        text += _told(name, wasserstein, seen, near)
+    dead = int((~next(iter(diagnosed.values()))[0].geometry.alive).sum())
     if dead:
         text.append(f"{dead} tokens that are near-duplicates of others (untrained or reserved) are not counted.")
     return Finding(
@@ -188,44 +190,44 @@ def geometry_finding(
         text=text,
         columns=COLUMNS,
         rows=rows,
-        figures=[_histogram(name, sight) for name, (_, sight) in sights.items()],
+        figures=[_histogram(name, seen) for name, (_, seen) in diagnosed.items()],
         settings={"model": model, **(settings or {})},
     )
 
 
-def _told(name: str, wasserstein: Wasserstein, sight: Sight, near: Sequence[float]) -> list[str]:
+def _told(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: Sequence[float]) -> list[str]:
     s = wasserstein.settings
     verdict = {
         "blind": f"{name} is BLIND to meaning on this model.",
         "partly blind": f"{name} is PARTLY BLIND to meaning on this model.",
         "sees meaning": f"{name} SEES MEANING on this model.",
         "not measured": f"Whether {name} sees meaning on this model was NOT MEASURED.",
-    }[sight.verdict]
+    }[seen.verdict]
     told = [
         f"{verdict} The nearest neighbour of a token lies at lam * cost = {near[1]:.3g} in the median ({near[0]:.3g} "
         f"to {near[2]:.3g} for 90% of the tokens), where the kernel exp(-lam C) is {_power(near[1])}. The setting "
-        f"moves mass up to lam * cost = {sight.reach:.3g}. Within that reach lie {sight.near_share:.1%} of the tokens' "
-        f"nearest neighbours ({sight.used_share:.1%} if tokens count as often as the model emits them) and "
-        f"{sight.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
+        f"moves mass up to lam * cost = {seen.reach:.3g}. Within that reach lie {seen.near_share:.1%} of the tokens' "
+        f"nearest neighbours ({seen.used_share:.1%} if tokens count as often as the model emits them) and "
+        f"{seen.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
     ]
-    if sight.cut_share >= NEXT_TO_NONE:
+    if seen.cut_share >= NEXT_TO_NONE:
         told.append(
-            f"{sight.cut_share:.1%} of probable moves are between tokens that are not among each other's "
+            f"{seen.cut_share:.1%} of probable moves are between tokens that are not among each other's "
             f"{wasserstein.geometry.neighbours} nearest (k1) and cannot be made at any lam."
         )
-    if sight.contrast is None:
+    if seen.contrast is None:
         told.append(
             "The semantic contrast could not be measured: the model is sure of no token in its continuations. Give "
             "texts of the kind it was trained on with --text."
         )
         return told
-    value, low, high = sight.contrast
+    value, low, high = seen.contrast
     told.append(
         f"Semantic contrast {value:.3f} (95% interval {low:.3f} to {high:.3f}): moving probability to a token's "
         f"nearest neighbour costs {value:.1%} of what moving it to an unrelated token of the same probability "
         "costs. KL and every other f-divergence have 100%."
     )
-    if sight.verdict == "blind" and s.marginals == "balanced" and sight.near_share < NEXT_TO_NONE:
+    if seen.verdict == "blind" and s.marginals == "balanced" and seen.near_share < NEXT_TO_NONE:
         told.append(
             "With no kernel between different tokens the penalty is a rescaled KL with a small entropy term, "
             f"phi = (1/lam) (T log(a/b) + log b) with T = {s.iterations}: it cannot know what tokens mean. Divide "
@@ -250,13 +252,16 @@ def _power(exponent: float) -> str:
     return f"1e-{exponent / math.log(10):.0f}"
 
 
-def _histogram(name: str, sight: Sight) -> Figure:
-    highest = max(float(torch.quantile(sight.random, 0.995)), 1.15 * min(sight.reach, float(sight.random.max()) * 1.2))
+def _histogram(name: str, seen: GeometryDiagnostics) -> Figure:
+    highest = max(
+        float(torch.quantile(seen.random, 0.995)),
+        1.15 * min(seen.reach, float(seen.random.max()) * 1.2),
+    )
     edges = torch.linspace(0, highest, BINS + 1, dtype=torch.float64)
     kinds = {
-        "nearest neighbours": (sight.neighbours, torch.ones_like(sight.neighbours)),
-        "probable moves": (sight.moves, sight.weights),
-        "random pairs": (sight.random, torch.ones_like(sight.random)),
+        "nearest neighbours": (seen.neighbours, torch.ones_like(seen.neighbours)),
+        "probable moves": (seen.moves, seen.weights),
+        "random pairs": (seen.random, torch.ones_like(seen.random)),
     }
     series = []
     for kind, (values, weights) in kinds.items():
@@ -264,10 +269,10 @@ def _histogram(name: str, sight: Sight) -> Figure:
         place = torch.bucketize(values.double().clamp_max(highest * (1 - 1e-9)), edges[1:-1])
         counts = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, weights.double())
         series.append(Series(kind, edges.tolist(), (counts / counts.sum().clamp_min(1e-300)).tolist()))
-    marks = [Mark(sight.reach, "reach", "x")] if sight.reach <= highest else []
+    marks = [Mark(seen.reach, "reach", "x")] if seen.reach <= highest else []
     note = "Left of the reach the setting moves mass; right of it tokens are strangers, however alike they are."
     if not marks:
-        note = f"The reach, {sight.reach:.3g}, lies to the right of all of them."
+        note = f"The reach, {seen.reach:.3g}, lies to the right of all of them."
     return Figure("histogram", f"{name}: lam * cost", "lam * cost", "share", series, marks=marks, note=note)
 
 

@@ -29,7 +29,7 @@ class UnavailableError(RunFolderError):
 
 
 @dataclass
-class Subject:
+class AnalysisContext:
     """A run to be looked into.
 
     policies: that are asked for; None: all that are finished. limit: responses of a policy at most.
@@ -168,18 +168,18 @@ def noted(finding: Finding, *notes: str) -> Finding:
     return replace(finding, text=[*finding.text, *notes])
 
 
-def penalties(subject: Subject, first: str, second: str, betas: tuple[float, float] = (1.0, 1.0)) -> Found:
+def penalties(context: AnalysisContext, first: str, second: str, betas: tuple[float, float] = (1.0, 1.0)) -> Found:
     """One penalty against another, token by token."""
     from wpr.analysis.penalties import compare_penalties
 
     if first == second:
         raise OptionError(f"both regularizers are {first}; name two different ones")
-    found = subject.measured([first, second])
+    found = context.measured([first, second])
     everything = [answer for answers, _ in found.values() for answer in answers]
     measured = {policy: each for policy, (_, each) in found.items()}
     prompts = {policy: [answer.number for answer in answers] for policy, (answers, _) in found.items()}
-    finding = compare_penalties(measured, first, second, prompts, betas, subject.settings())
-    return noted(finding, *subject.regularizers.notes([first, second]), retokenized(everything)), _by_answer(found)
+    finding = compare_penalties(measured, first, second, prompts, betas, context.settings())
+    return noted(finding, *context.regularizers.notes([first, second]), retokenized(everything)), _by_answer(found)
 
 
 def _by_answer(found: Mapping[str, tuple[list[Any], Any]]) -> Iterable[dict[str, Any]]:
@@ -192,26 +192,26 @@ def _by_answer(found: Mapping[str, tuple[list[Any], Any]]) -> Iterable[dict[str,
 
 
 def similarity(
-    subject: Subject, encoder: str | None = None, layer: int = -1, regularizers: Sequence[str] = SIDE_BY_SIDE
+    context: AnalysisContext, encoder: str | None = None, layer: int = -1, regularizers: Sequence[str] = SIDE_BY_SIDE
 ) -> Found:
     """Negative penalties against BERTScore between reference and policy responses."""
     from wpr.analysis.bert_score import Encoder, bert_score
     from wpr.analysis.similarity import Pair, similarity_finding
 
-    policies = subject.chosen
+    policies = context.chosen
     for policy in policies:
-        subject.answers(policy, BEFORE)  # an error now rather than after all penalties
-    before = {policy: {one.number: one for one in subject.responses(policy, BEFORE)} for policy in policies}
+        context.answers(policy, BEFORE)  # an error now rather than after all penalties
+    before = {policy: {one.number: one for one in context.responses(policy, BEFORE)} for policy in policies}
     try:
-        reader = Encoder.from_pretrained(encoder or subject.run.sft_model, layer, subject.run.device)
+        reader = Encoder.from_pretrained(encoder or context.run.sft_model, layer, context.run.device)
     except ValueError as error:
         raise OptionError(str(error)) from None
-    measured = subject.measured(regularizers)
+    measured = context.measured(regularizers)
     cut = 0
     alike: dict[str, list[Any]] = {}
     missing, alone = 0, 0
     for policy, (answers, found) in measured.items():
-        subject.say(f"similarity of {policy}'s responses")
+        context.say(f"similarity of {policy}'s responses")
         kept = [(index, answer) for index, answer in enumerate(answers) if answer.number in before[policy]]
         alone += len(answers) - len(kept)
         ours, cut_ours = reader.embed([answer.response for _, answer in kept])
@@ -230,7 +230,7 @@ def similarity(
             each = ({name: float(values[index]) for name, values in means[kind].items()} for kind in means)
             alike[policy].append(Pair(answer.number, score, len(answer.response_ids), *each))
     notes = [
-        *subject.regularizers.notes(regularizers),
+        *context.regularizers.notes(regularizers),
         retokenized([answer for answers, _ in measured.values() for answer in answers]),
     ]
     if encoder is None:
@@ -245,7 +245,7 @@ def similarity(
     if cut:
         notes.append(f"{cut} responses are longer than the encoder reads; what is beyond is not compared.")
     name = "the run's SFT model" if encoder is None else "/".join(Path(encoder).parts[-2:])
-    settings = subject.settings(encoder_path=encoder or "sft", layer=layer)
+    settings = context.settings(encoder_path=encoder or "sft", layer=layer)
     try:
         finding = similarity_finding(alike, list(dict.fromkeys(regularizers)), name, notes, settings)
     except ValueError as error:
@@ -253,7 +253,7 @@ def similarity(
     return finding, ({"policy": policy} | pair.as_dict() for policy, pairs in alike.items() for pair in pairs)
 
 
-def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Found:
+def coherence(context: AnalysisContext, top: int = 10, metric: str = "euclidean") -> Found:
     """Distances between the likeliest candidates of each model."""
     import torch
 
@@ -262,30 +262,30 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
     from wpr.transport.geometry import input_embeddings
     from wpr.transport.metrics import METRICS
 
-    policies = subject.chosen
-    start = subject.answers(policies[0], BEFORE)
+    policies = context.chosen
+    start = context.answers(policies[0], BEFORE)
     if metric not in METRICS:
         raise OptionError(f"--metric {metric} must be {' or '.join(METRICS)}")
-    reference = subject.reference
+    reference = context.reference
     embeddings, distance = input_embeddings(reference), METRICS[metric]
     if top > len(embeddings):
         raise OptionError(f"--top {top} exceeds the vocabulary ({len(embeddings)} tokens)")
 
     def measure(model: Any, answers: list[Any]) -> Candidates:
         parts = []
-        numbers = torch.tensor([answer.number for answer in answers], device=subject.run.device)
-        for part in positions(model, model, answers, batch_size=subject.batch_size):
+        numbers = torch.tensor([answer.number for answer in answers], device=context.run.device)
+        for part in positions(model, model, answers, batch_size=context.batch_size):
             parts.append((numbers[part.answer], *candidate_distances(part.policy, embeddings, distance, top)))
         return Candidates(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
 
-    subject.say(f"candidates of {REFERENCE}")
+    context.say(f"candidates of {REFERENCE}")
     own = {REFERENCE: measure(reference, start)}
     shared = dict(own)
     for policy in policies:
-        subject.say(f"candidates of {policy}")
-        model = subject.run.load(policy)
-        own[policy], shared[policy] = measure(model, subject.answers(policy)), measure(model, start)
-    finding = coherence_finding(own, shared, metric, top, subject.settings())
+        context.say(f"candidates of {policy}")
+        model = context.run.load(policy)
+        own[policy], shared[policy] = measure(model, context.answers(policy)), measure(model, start)
+    finding = coherence_finding(own, shared, metric, top, context.settings())
     data = (
         {"model": name, "text": text, "number": number, "distance": _short(plain), "weighted": _short(weighted)}
         for text, group in (("own", own), ("reference", shared))
@@ -297,7 +297,9 @@ def coherence(subject: Subject, top: int = 10, metric: str = "euclidean") -> Fou
     return finding, data
 
 
-def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "semantic"), count: int = 32) -> Found:
+def convergence(
+    context: AnalysisContext, regularizers: Sequence[str] = ("paper", "semantic"), count: int = 32
+) -> Found:
     """Errors of the solver by iteration, at positions drawn evenly from the policies' responses."""
     import torch
 
@@ -305,8 +307,8 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     from wpr.analysis.convergence import convergence_curve, convergence_finding
     from wpr.regularizers import Wasserstein
 
-    policies = subject.chosen
-    solvers = subject.regularizers.make_all(regularizers)
+    policies = context.chosen
+    solvers = context.regularizers.make_all(regularizers)
     for name, one in solvers.items():
         if not isinstance(one, Wasserstein):
             raise OptionError(
@@ -315,11 +317,11 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     sampled = []
     each = max(1, count // len(policies))
     for policy in policies:
-        answers = subject.answers(policy)
+        answers = context.answers(policy)
         total = sum(len(answer.response_ids) for answer in answers)
         wanted = set(torch.linspace(0, total - 1, min(each, total)).long().tolist())
-        model, seen = subject.run.load(policy), 0
-        for part in positions(model, subject.reference, answers, subject.run.temperature(policy), subject.batch_size):
+        model, seen = context.run.load(policy), 0
+        for part in positions(model, context.reference, answers, context.run.temperature(policy), context.batch_size):
             rows = torch.tensor(sorted(place - seen for place in wanted if 0 <= place - seen < len(part.tokens)))
             seen += len(part.tokens)
             if len(rows):
@@ -328,9 +330,9 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
     logits = [torch.cat(column) for column in zip(*sampled, strict=True)]
     curves = {}
     for name, solver in solvers.items():
-        subject.say(f"{name} at {len(logits[2])} positions")
+        context.say(f"{name} at {len(logits[2])} positions")
         curves[name] = convergence_curve(solver, solver.support(*logits))
-    finding = convergence_finding(curves, subject.settings(positions=len(logits[2])))
+    finding = convergence_finding(curves, context.settings(positions=len(logits[2])))
     data = (
         {"setting": name, "iterations": step, "position": position, "marginal_error": error, "change": change,
          "penalty_error": off}
@@ -341,35 +343,37 @@ def convergence(subject: Subject, regularizers: Sequence[str] = ("paper", "seman
                 strict=True)
         )
     )  # fmt: skip
-    return noted(finding, *subject.regularizers.notes(regularizers)), data
+    return noted(finding, *context.regularizers.notes(regularizers)), data
 
 
-def contrast(subject: Subject, regularizers: Sequence[str] = SIDE_BY_SIDE, count: int = 256) -> Found:
+def contrast(context: AnalysisContext, regularizers: Sequence[str] = SIDE_BY_SIDE, count: int = 256) -> Found:
     """Semantic contrast of regularizers, and of what each policy was trained under, on the reference model."""
     from wpr.analysis.contrast import contrast_finding
     from wpr.analysis.semantic_contrast import continuations, make_trial
     from wpr.transport.geometry import input_embeddings
 
-    prompts = subject.texts()
+    prompts = context.texts()
     if not prompts:
-        raise UnavailableError(f"{subject.run.path} has no held-out responses, whose prompts are continued")
-    made = subject.regularizers.make_all(regularizers)
-    for policy in subject.run.finished if subject.policies is None else subject.chosen:
-        made[f"policy {policy}"] = subject.regularizers.make(subject.run.regularizer(policy), f"policy {policy}")
-    subject.say(f"continuations of {len(prompts)} prompts")
-    logs = continuations(subject.reference, prompts, 32)
+        raise UnavailableError(f"{context.run.path} has no held-out responses, whose prompts are continued")
+    made = context.regularizers.make_all(regularizers)
+    for policy in context.run.finished if context.policies is None else context.chosen:
+        made[f"policy {policy}"] = context.regularizers.make(context.run.regularizer(policy), f"policy {policy}")
+    context.say(f"continuations of {len(prompts)} prompts")
+    logs = continuations(context.reference, prompts, 32)
     geometry = next((one.geometry for one in made.values() if hasattr(one, "geometry")), None)
     if geometry is None:
-        geometry = measure_vocabulary(input_embeddings(subject.reference))
+        geometry = measure_vocabulary(input_embeddings(context.reference))
     try:
         trial = make_trial(logs, geometry, count)
     except ValueError as error:
         raise UnavailableError(str(error)) from None
-    finding, data = contrast_finding(made, trial, "the SFT model", subject.settings())
-    return noted(finding, *subject.regularizers.notes(made)), data
+    finding, data = contrast_finding(made, trial, "the SFT model", context.settings())
+    return noted(finding, *context.regularizers.notes(made)), data
 
 
-def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64) -> Found:
+def case_study(
+    context: AnalysisContext, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64
+) -> Found:
     """The likeliest response of each policy to one prompt, token by token."""
     import torch
 
@@ -377,33 +381,33 @@ def case_study(subject: Subject, prompt: str | None = None, regularizer: str = "
     from wpr.analysis.case_table import case_finding
     from wpr.regularizers import ReverseKL, Wasserstein
 
-    policies = subject.chosen
+    policies = context.chosen
     if prompt is None:
-        first = subject.answers(policies[0])[0]
-        ids, shown = first.prompt_ids, subject.run.tokenizer.decode(first.prompt_ids, skip_special_tokens=True)
+        first = context.answers(policies[0])[0]
+        ids, shown = first.prompt_ids, context.run.tokenizer.decode(first.prompt_ids, skip_special_tokens=True)
     else:
-        ids, shown = subject.run.prompt_ids(prompt), prompt
+        ids, shown = context.run.prompt_ids(prompt), prompt
     if not ids:
         raise OptionError("the prompt has no tokens; write one with --prompt TEXT")
-    wasserstein = subject.regularizers.make_all([regularizer])[regularizer]
+    wasserstein = context.regularizers.make_all([regularizer])[regularizer]
     if not isinstance(wasserstein, Wasserstein):
         raise OptionError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
     studies = {}
     for policy in policies:
-        subject.say(f"{policy} answers")
-        model = subject.run.load(policy)
-        given = torch.tensor([ids], device=subject.run.device)
-        stops = sorted({subject.run.encoder.end_id, subject.run.tokenizer.eos_token_id})
+        context.say(f"{policy} answers")
+        model = context.run.load(policy)
+        given = torch.tensor([ids], device=context.run.device)
+        stops = sorted({context.run.encoder.end_id, context.run.tokenizer.eos_token_id})
         drawn = model.generate(
             given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False,
-            eos_token_id=stops, pad_token_id=subject.run.tokenizer.pad_token_id,
+            eos_token_id=stops, pad_token_id=context.run.tokenizer.pad_token_id,
         )[0, len(ids) :].tolist()  # fmt: skip
         studies[policy] = study_response(
-            model, subject.reference, subject.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
-            temperature=subject.run.temperature(policy),
+            model, context.reference, context.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
+            temperature=context.run.temperature(policy),
         )  # fmt: skip
-    finding = case_finding(studies, shown.strip(), regularizer, subject.settings(tokens=tokens))
-    return noted(finding, *subject.regularizers.notes([regularizer])), (
+    finding = case_finding(studies, shown.strip(), regularizer, context.settings(tokens=tokens))
+    return noted(finding, *context.regularizers.notes([regularizer])), (
         {"policy": policy} | study for policy, study in studies.items()
     )
 

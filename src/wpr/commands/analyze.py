@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wpr.commands.analyses import Found, Subject
+    from wpr.commands.analyses import AnalysisContext, Found
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +62,7 @@ def penalties(
     from wpr.commands import analyses
 
     _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda subject: analyses.penalties(subject, first, second, beta))  # fmt: skip
+         lambda context: analyses.penalties(context, first, second, beta))  # fmt: skip
 
 
 @app.command()
@@ -89,7 +89,7 @@ def similarity(
     from wpr.regularizers.spec import SIDE_BY_SIDE
 
     _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda subject: analyses.similarity(subject, encoder, layer, regularizer or SIDE_BY_SIDE))  # fmt: skip
+         lambda context: analyses.similarity(context, encoder, layer, regularizer or SIDE_BY_SIDE))  # fmt: skip
 
 
 @app.command()
@@ -111,7 +111,7 @@ def coherence(
     from wpr.commands import analyses
 
     _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda subject: analyses.coherence(subject, top, metric))  # fmt: skip
+         lambda context: analyses.coherence(context, top, metric))  # fmt: skip
 
 
 @app.command()
@@ -135,7 +135,7 @@ def convergence(
     from wpr.commands import analyses
 
     _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda subject: analyses.convergence(subject, regularizer or ("paper", "semantic"), positions))  # fmt: skip
+         lambda context: analyses.convergence(context, regularizer or ("paper", "semantic"), positions))  # fmt: skip
 
 
 @app.command()
@@ -152,7 +152,7 @@ def sensitivity(
     from wpr.pipeline.finished_run import FinishedRun
 
     _run(output, _subject(run),
-         lambda subject: record_analyses.sensitivity(subject, [FinishedRun(one) for one in more or []]))  # fmt: skip
+         lambda context: record_analyses.sensitivity(context, [FinishedRun(one) for one in more or []]))  # fmt: skip
 
 
 @app.command()
@@ -171,7 +171,7 @@ def temperature(
     from wpr.commands import record_analyses
 
     _run(output, _subject(run, device=device),
-         lambda subject: record_analyses.temperature(subject, against, gold, judged))  # fmt: skip
+         lambda context: record_analyses.temperature(context, against, gold, judged))  # fmt: skip
 
 
 @app.command()
@@ -204,7 +204,7 @@ def case_study(
     from wpr.commands import analyses
 
     _run(output, _subject(run, policy, device=device),
-         lambda subject: analyses.case_study(subject, prompt, regularizer, tokens))  # fmt: skip
+         lambda context: analyses.case_study(context, prompt, regularizer, tokens))  # fmt: skip
 
 
 @app.command()
@@ -224,7 +224,7 @@ def contrast(
     from wpr.regularizers.spec import SIDE_BY_SIDE
 
     _run(output, _subject(run, policy, device=device),
-         lambda subject: analyses.contrast(subject, regularizer or SIDE_BY_SIDE, positions))  # fmt: skip
+         lambda context: analyses.contrast(context, regularizer or SIDE_BY_SIDE, positions))  # fmt: skip
 
 
 @app.command()
@@ -263,10 +263,10 @@ def geometry(
     changes = {"lam": lam, "metric": metric, "scaled": scaled}
     settings = setting or (["paper"] if any(value is not None for value in changes.values()) else ["paper", "semantic"])
     if (Path(model) / "manifest.json").is_file():
-        subject = _subject(Path(model), device=device)
-        loaded, name = subject.run.load("sft"), f"{subject.run.path.resolve().name}'s SFT model"
-        prompts = prompts_of(subject.run.tokenizer, text) if text else subject.texts()
-        prompts = prompts or prompts_of(subject.run.tokenizer, [])
+        context = _subject(Path(model), device=device)
+        loaded, name = context.run.load("sft"), f"{context.run.path.resolve().name}'s SFT model"
+        prompts = prompts_of(context.run.tokenizer, text) if text else context.texts()
+        prompts = prompts or prompts_of(context.run.tokenizer, [])
         folder: Path | None = output or Path(model) / "analyses" / "geometry"
     else:
         loaded, name = load_causal(ModelSettings(model)), Path(model).resolve().name if Path(model).exists() else model
@@ -296,30 +296,30 @@ def all_analyses(
     from wpr.commands.geometry_analysis import look_at, prompts_of
     from wpr.pipeline.errors import UserError
 
-    def vocabulary(subject: Subject) -> Found:
-        prompts = subject.texts() or prompts_of(subject.run.tokenizer, [])
-        name = f"{subject.run.path.resolve().name}'s SFT model"
-        return look_at(subject.run.load("sft"), prompts, name, ["paper", "semantic"], {}, {})
+    def vocabulary(context: AnalysisContext) -> Found:
+        prompts = context.texts() or prompts_of(context.run.tokenizer, [])
+        name = f"{context.run.path.resolve().name}'s SFT model"
+        return look_at(context.run.load("sft"), prompts, name, ["paper", "semantic"], {}, {})
 
-    work: dict[str, Callable[[Subject], Found]] = {
+    work: dict[str, Callable[[AnalysisContext], Found]] = {
         "geometry": vocabulary,
         "contrast": analyses.contrast,
-        "penalties": lambda subject: analyses.penalties(subject, "reverse-kl", "semantic"),
-        "similarity": lambda subject: analyses.similarity(subject, encoder),
+        "penalties": lambda context: analyses.penalties(context, "reverse-kl", "semantic"),
+        "similarity": lambda context: analyses.similarity(context, encoder),
         "coherence": analyses.coherence,
         "convergence": analyses.convergence,
-        "case-study": lambda subject: analyses.case_study(subject, prompt),
+        "case-study": lambda context: analyses.case_study(context, prompt),
         "costs": record_analyses.costs,
         "sensitivity": record_analyses.sensitivity,
         "temperature": record_analyses.temperature,
     }
-    subject = _subject(run, policy, limit, batch_size, device)
+    context = _subject(run, policy, limit, batch_size, device)
     left_out: dict[str, str] = {}
     failed: dict[str, str] = {}
     for name, analysis in work.items():
         typer.echo(f"== {name}")
         try:
-            _keep(analysis(subject), run / "analyses" / name)
+            _keep(analysis(context), run / "analyses" / name)
         except analyses.UnavailableError as error:
             left_out[name] = str(error)
         except (UserError, ValueError) as error:  # the others may still be had
@@ -341,8 +341,8 @@ def _subject(
     batch_size: int = 8,
     device: str | None = None,
     temperature: float | None = None,
-) -> Subject:
-    from wpr.commands.analyses import Subject
+) -> AnalysisContext:
+    from wpr.commands.analyses import AnalysisContext
     from wpr.pipeline.errors import OptionError
     from wpr.pipeline.finished_run import FinishedRun
 
@@ -352,7 +352,7 @@ def _subject(
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    return Subject(FinishedRun(run, device), policies, limit, batch_size, say, temperature)
+    return AnalysisContext(FinishedRun(run, device), policies, limit, batch_size, say, temperature)
 
 
 def _device(name: str | None) -> Any:
@@ -361,21 +361,21 @@ def _device(name: str | None) -> Any:
     return device_of(name)
 
 
-def _run(output: Path | None, subject: Subject, analysis: Callable[[Subject], Found]) -> None:
+def _run(output: Path | None, context: AnalysisContext, analysis: Callable[[AnalysisContext], Found]) -> None:
     """Carry out one analysis and keep what it found."""
     from wpr.commands.analyses import at_temperature
 
-    finding, data = analysis(subject)
-    if subject.temperature is not None:
-        finding = at_temperature(finding, subject.drawn)
-    _keep((finding, data), output or subject.run.path / "analyses" / finding.name)
+    finding, data = analysis(context)
+    if context.temperature is not None:
+        finding = at_temperature(finding, context.drawn)
+    _keep((finding, data), output or context.run.path / "analyses" / finding.name)
 
 
 def _keep(found: Found, folder: Path | None) -> None:
     """Print a finding and write it to its folder, if it has one, with the data behind it."""
+    from wpr.atomic_io import write_atomically
     from wpr.findings import as_text, save
     from wpr.report import draw_figure
-    from wpr.whole_files import write_atomically
 
     finding, data = found
     typer.echo(as_text(finding))

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from wpr.commands.answering import (
+from wpr.commands.generation_options import (
     BatchSize,
     Device,
     Dtype,
-    How,
+    GenerationOptions,
     Limit,
     Models,
     Policies,
@@ -70,11 +70,11 @@ def generate(
         wpr generate -m models/smollm2 -m mine=runs/x/ppo/rkl/model --prompts prompts.jsonl -o answers
     """
     from wpr.data import DataSettings, Encoder
-    from wpr.evaluation.generation import Drawing
+    from wpr.evaluation.generation import SamplingParams
     from wpr.evaluation.prompts import as_asked, read_prompts
-    from wpr.pipeline.answering import RunModels, load_speaker, named_models
     from wpr.pipeline.errors import OptionError
     from wpr.pipeline.models import load_tokenizer
+    from wpr.pipeline.run_models import RunModels, load_speaker, named_models
 
     one_of_both(run, model)
     if run is not None and template != "auto":
@@ -85,9 +85,11 @@ def generate(
         raise OptionError("--model needs a file of prompts; name it with --prompts")
     found = None if run is None else RunModels(run)
     longest = max_new_tokens if max_new_tokens is not None else 256 if found is None else found.max_new_tokens
-    drawings = [Drawing(one, top_k, top_p, longest, seed) for one in dict.fromkeys(temperature or [0.5])]
+    drawings = [SamplingParams(one, top_k, top_p, longest, seed) for one in dict.fromkeys(temperature or [0.5])]
     models = named_models(model or []) if found is None else found.choose(policy or [])
-    how = How(batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device)
+    how = GenerationOptions(
+        batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device
+    )
     folder = output or found.folder / "generations"  # type: ignore[union-attr]
     settings = DataSettings(format, template=template if found is None else found.settings.template)
     rows, notes = ([], []) if prompts is None else read_prompts(prompts, settings, limit)
@@ -108,7 +110,7 @@ def generate(
 
 def _show(folder: Path, where: Path) -> None:
     """What the files of a folder have in them, as a finding. Those of other commands may be damaged, or be others'."""
-    from wpr.commands.keeping import keep, say
+    from wpr.commands.output import save_and_print, say
     from wpr.data import DataError
     from wpr.evaluation.response_file import read_responses
     from wpr.evaluation.response_summary import summarise
@@ -119,4 +121,4 @@ def _show(folder: Path, where: Path) -> None:
             files.append(read_responses(path))
         except DataError as error:
             say(f"Note: left out of the table: {error}")
-    keep(summarise(files), where)
+    save_and_print(summarise(files), where)

@@ -35,7 +35,7 @@ def look_at(
     prompts: token ids of texts that it continues. settings: as `RegularizerSpec.parse` reads them, with
     ``changes`` made in each of them.
     """
-    from wpr.analysis.geometry import geometry_finding, look
+    from wpr.analysis.geometry import diagnose, geometry_finding
     from wpr.analysis.semantic_contrast import continuations
 
     factory = RegularizerFactory(model)
@@ -47,9 +47,9 @@ def look_at(
         label = ":".join(filter(None, [text, ",".join(f"{key}={value}" for key, value in given.items())]))
         made[label] = factory.make(parse_option(text, **given), label)
     logs = continuations(model, prompts, 24)
-    sights = {label: (wasserstein, look(wasserstein, logs)) for label, wasserstein in made.items()}
-    finding = geometry_finding(sights, name, {"prompts": len(prompts), "positions": len(logs), **told})
-    return noted(finding, *factory.notes(made)), _data(sights)
+    diagnosed = {label: (wasserstein, diagnose(wasserstein, logs)) for label, wasserstein in made.items()}
+    finding = geometry_finding(diagnosed, name, {"prompts": len(prompts), "positions": len(logs), **told})
+    return noted(finding, *factory.notes(made)), _data(diagnosed)
 
 
 def prompts_of(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
@@ -62,12 +62,16 @@ def prompts_of(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     return [ids for ids in plain_prompts(tokenizer, given) if len(ids)]
 
 
-def _data(sights: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    for name, (_, sight) in sights.items():
+def _data(diagnosed: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for name, (_, seen) in diagnosed.items():
         for kind in ("neighbours", "random", "moves"):
             yield {
                 "setting": name,
                 "pairs": kind,
-                "lam * cost": [float(f"{value:.5g}") for value in getattr(sight, kind).tolist()],
+                "lam * cost": [float(f"{value:.5g}") for value in getattr(seen, kind).tolist()],
             }
-        yield {"setting": name, "pairs": "moves", "weights": [float(f"{w:.5g}") for w in sight.weights.tolist()]}
+        yield {
+            "setting": name,
+            "pairs": "moves",
+            "weights": [float(f"{w:.5g}") for w in seen.weights.tolist()],
+        }

@@ -93,7 +93,7 @@ def note(text: str) -> None:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """What a judge said, one object a line."""
-    from wpr.whole_files import write_atomically
+    from wpr.atomic_io import write_atomically
 
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wpr.commands.answering import (
+from wpr.commands.generation_options import (
     BatchSize,
     Device,
     Dtype,
-    How,
+    GenerationOptions,
     Limit,
     Models,
     Policies,
@@ -36,11 +36,11 @@ from wpr.commands.judges import (
 )
 
 if TYPE_CHECKING:
-    from wpr.evaluation.generation import Drawing
+    from wpr.evaluation.generation import SamplingParams
     from wpr.evaluation.judging.questions import Judge, Limits
     from wpr.evaluation.mt_bench.questions import Question
     from wpr.evaluation.response_file import ResponseFile
-    from wpr.pipeline.answering import RunModels
+    from wpr.pipeline.run_models import RunModels
 
 PANEL = "The judge"
 
@@ -148,12 +148,12 @@ def mt_bench(
 
         wpr mt-bench -m models/smollm2 -q question.jsonl -o results --limit 8
     """  # fmt: skip
-    from wpr.evaluation.generation import Drawing
+    from wpr.evaluation.generation import SamplingParams
     from wpr.evaluation.judging.questions import Limits
     from wpr.evaluation.mt_bench.questions import read_questions, temperatures
     from wpr.findings import slug
-    from wpr.pipeline.answering import RunModels, named_models
     from wpr.pipeline.errors import OptionError
+    from wpr.pipeline.run_models import RunModels, named_models
 
     one_of_both(run, model)
     if questions is None:
@@ -171,8 +171,8 @@ def mt_bench(
     talk = _Talk(
         asked,
         heat,
-        Drawing(0.0, top_k, top_p, max_new_tokens, seed),
-        How(batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device),
+        SamplingParams(0.0, top_k, top_p, max_new_tokens, seed),
+        GenerationOptions(batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device),
         output / "answers" if output is not None else found.folder / "generations" / "mt-bench",  # type: ignore[union-attr]
     )
     models = named_models(model or []) if found is None else found.choose(policy or [])
@@ -191,16 +191,16 @@ class _Talk:
 
     questions: list[Question]
     temperatures: dict[str, float]
-    drawing: Drawing
-    how: How
+    drawing: SamplingParams
+    how: GenerationOptions
     folder: Path
 
     def hold(self, name: str, path: str, found: RunModels | None) -> list[ResponseFile]:
         """The model's answers, a file a turn."""
         from wpr.data import DataSettings, Encoder
         from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
-        from wpr.pipeline.answering import load_speaker
         from wpr.pipeline.models import load_tokenizer
+        from wpr.pipeline.run_models import load_speaker
 
         settings = DataSettings("prompts") if found is None else found.settings
         tokenizer = load_tokenizer(path, setting="--model")
@@ -233,7 +233,7 @@ def _grade(
     facts: dict[str, Any],
 ) -> None:
     """Have answers graded, and keep the scores."""
-    from wpr.commands.keeping import keep
+    from wpr.commands.output import save_and_print
     from wpr.commands.progress import moving
     from wpr.evaluation.judging.asking import ask_all, pending
     from wpr.evaluation.judging.questions import LocalJudge
@@ -256,7 +256,7 @@ def _grade(
         "accounts": asdict(replies.accounts),
         "answers": {model: dict(files[0].header) for model, files in answers.items()},
     }
-    keep(mt_bench_finding(name, judge.name, questions, grades, facts), folder)
+    save_and_print(mt_bench_finding(name, judge.name, questions, grades, facts), folder)
     failed = [one for own in grades.values() for one in own if one.status == "failed"]
     if failed:
         typer.echo(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wpr.commands.answering import (
+from wpr.commands.generation_options import (
     RESTART,
     BatchSize,
     Device,
     Dtype,
-    How,
+    GenerationOptions,
     Limit,
     Models,
     Policies,
@@ -26,7 +26,7 @@ from wpr.commands.answering import (
 
 if TYPE_CHECKING:
     from wpr.evaluation.code_tasks import CodeTask
-    from wpr.pipeline.answering import RunModels
+    from wpr.pipeline.run_models import RunModels
 
 
 def pass_at_1(
@@ -80,15 +80,15 @@ def pass_at_1(
 
         wpr pass-at-1 -m models/smollm2 --problems apps-test.jsonl --limit 100 -o results/apps
     """
-    from wpr.commands.keeping import keep
+    from wpr.commands.output import save_and_print
     from wpr.commands.progress import moving
     from wpr.data import DataSettings, Encoder
     from wpr.evaluation.code_scores import pass_at_1_finding, run_programs
-    from wpr.evaluation.generation import Drawing, set_aside
+    from wpr.evaluation.generation import SamplingParams, set_aside
     from wpr.evaluation.prompts import as_asked
-    from wpr.pipeline.answering import RunModels, load_speaker, named_models
     from wpr.pipeline.errors import OptionError
     from wpr.pipeline.models import load_tokenizer
+    from wpr.pipeline.run_models import RunModels, load_speaker, named_models
     from wpr.rewards.code import Limits, Runner
 
     one_of_both(run, model)
@@ -98,12 +98,14 @@ def pass_at_1(
         raise OptionError(f"--style {style} is not known; choose auto, complete or chat")
     limits = Limits(wall_seconds=seconds, cpu_seconds=seconds)
     runner = Runner(limits, workers, unsafe)  # refuses now, not after hours of generation
-    drawing = Drawing(temperature, 0, 1.0, max_new_tokens, seed)
+    drawing = SamplingParams(temperature, 0, 1.0, max_new_tokens, seed)
     found = None if run is None else RunModels(run)
     for note in [] if found is None or policy else found.notes():
         typer.echo(f"Note: {note}", err=True)
     models = named_models(model or []) if found is None else found.choose(policy or [])
-    how = How(batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device)
+    how = GenerationOptions(
+        batch_size, restart, found.dtype if found is not None and dtype == "auto" else dtype, device
+    )
     responses, tried, styles, benchmark = {}, {}, {}, ""
     for name, path in models.items():
         tokenizer = load_tokenizer(path, setting="--model")
@@ -131,7 +133,7 @@ def pass_at_1(
         "styles": styles,
         "responses": {name: dict(file.header) for name, file in responses.items()},
     }
-    keep(pass_at_1_finding(benchmark, tried, responses, facts), folder)
+    save_and_print(pass_at_1_finding(benchmark, tried, responses, facts), folder)
 
 
 def _template(style: str, tokenizer: Any) -> str:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wpr.commands.analyses import Found, Subject, UnavailableError
+from wpr.commands.analyses import AnalysisContext, Found, UnavailableError
 from wpr.findings import found_in, slug
 from wpr.pipeline.errors import OptionError
 from wpr.pipeline.finished_run import REFERENCE, FinishedRun
 
 
-def costs(subject: Subject) -> Found:
+def costs(context: AnalysisContext) -> Found:
     """Time and memory of the stages and of PPO's parts."""
     from wpr.analysis.costs import cost_finding
     from wpr.report.costs import seconds_a_step
@@ -22,27 +22,27 @@ def costs(subject: Subject) -> Found:
     from wpr.report.runs import read_runs
 
     problems = Problems()
-    (run,) = read_runs([subject.run.path], problems)
+    (run,) = read_runs([context.run.path], problems)
     for problem in problems.of("metrics.jsonl"):
-        subject.say(f"Note: {problem}")
+        context.say(f"Note: {problem}")
     stages = [
         (name, str(record["status"]), record.get("seconds"), record.get("peak_memory_gb"))
-        for name, record in subject.run.manifest["stages"].items()
+        for name, record in context.run.manifest["stages"].items()
     ]
     steps = {policy.own_name: found for policy in run.policies if (found := seconds_a_step(policy))}
     try:
-        finding = cost_finding(stages, steps, {"run": subject.run.path.resolve().name})
+        finding = cost_finding(stages, steps, {"run": context.run.path.resolve().name})
     except ValueError as error:
         raise UnavailableError(str(error)) from None
     data = [{"stage": stage[0], "seconds": stage[2], "peak_memory_gb": stage[3]} for stage in stages]
     return finding, [*data, *({"policy": policy} | found for policy, found in steps.items())]
 
 
-def sensitivity(subject: Subject, others: Sequence[FinishedRun] = ()) -> Found:
+def sensitivity(context: AnalysisContext, others: Sequence[FinishedRun] = ()) -> Found:
     """What policies reached against the setting in which they differ, of this run and of others like it."""
     from wpr.analysis.sensitivity import sensitivity_finding
 
-    runs = [subject.run, *others]
+    runs = [context.run, *others]
     members = [
         _member(run, policy, f"{run.path.resolve().name}: {policy}" if len(runs) > 1 else policy)
         for run in runs
@@ -75,7 +75,7 @@ def _member(run: FinishedRun, policy: str, name: str) -> Any:
     return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
 
 
-def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, judged: bool = False) -> Found:
+def temperature(context: AnalysisContext, against: str = REFERENCE, gold: bool = False, judged: bool = False) -> Found:
     """Win rates at each temperature that `wpr generate` drew responses at, by scores or (``judged``) by judges."""
     from wpr.analysis.temperature import by_judges, by_scores, temperature_finding
 
@@ -84,9 +84,9 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
     data: list[dict[str, Any]] = []
     try:
         if judged:
-            comparisons = by_judges(found_in(subject.run.path), against)
+            comparisons = by_judges(found_in(context.run.path), against)
         else:
-            scores, judge = _all_scores(subject, gold)
+            scores, judge = _all_scores(context, gold)
             data = [
                 {"model": model, "temperature": at, "prompt_id": prompt, "score": score}
                 for (model, at), found in scores.items()
@@ -95,7 +95,7 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
             comparisons = by_scores(scores, against, judge)
     except ValueError as error:
         raise UnavailableError(str(error)) from None
-    finding = temperature_finding(comparisons, against, subject.settings())
+    finding = temperature_finding(comparisons, against, context.settings())
     # Scores, gold scores and judges stand beside each other, and so do the models that others are compared with.
     parts = ["judged" if judged else "gold" if gold else "", "" if against == REFERENCE else f"over-{against}"]
     name = slug("-".join(["temperature", *filter(None, parts)]))
@@ -103,20 +103,20 @@ def temperature(subject: Subject, against: str = REFERENCE, gold: bool = False, 
     return replace(finding, name=name, title=title), data or [vars(one) for one in comparisons]
 
 
-def _all_scores(subject: Subject, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
+def _all_scores(context: AnalysisContext, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
     """Scores of every file of responses, by model and temperature, and what gave them."""
     from wpr.evaluation.response_file import read_responses
 
-    files = [read_responses(path) for path in sorted((subject.run.path / "generations").glob("*.jsonl"))]
+    files = [read_responses(path) for path in sorted((context.run.path / "generations").glob("*.jsonl"))]
     if not files:
         raise UnavailableError(
-            f"{subject.run.path / 'generations'} has no responses; draw some with `wpr generate RUN -t 0.2 -t 0.5 -t 1`"
+            f"{context.run.path / 'generations'} has no responses; draw some with `wpr generate RUN -t 0.2 -t 0.5 -t 1`"
         )
-    scorer, judge = _scorer(subject, gold)
+    scorer, judge = _scorer(context, gold)
     scores = {}
     for file in files:
-        subject.say(f"scores of {file.path.name}")
-        scores[_model_and_temperature(file)] = _scores(subject, scorer, file.rows)
+        context.say(f"scores of {file.path.name}")
+        scores[_model_and_temperature(file)] = _scores(context, scorer, file.rows)
     return scores, judge
 
 
@@ -138,17 +138,17 @@ def _model_and_temperature(file: Any) -> tuple[str, float]:
     return str(name), float(drawn)
 
 
-def _scorer(subject: Subject, gold: bool) -> tuple[Any, str]:
+def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
     """What judges, and what it is called."""
     from wpr.pipeline.functions import import_function
     from wpr.rewards import FunctionReward, RewardModel
 
     if gold:
-        function = (subject.run.recipe.get("evaluation") or {}).get("gold")
+        function = (context.run.recipe.get("evaluation") or {}).get("gold")
         if function is None:
-            raise UnavailableError(f"{subject.run.path} has no gold scorer (evaluation.gold)")
+            raise UnavailableError(f"{context.run.path} has no gold scorer (evaluation.gold)")
         return FunctionReward(import_function(function, "evaluation.gold")), "the gold scorer"
-    settings, folder = subject.run.scorer()
+    settings, folder = context.run.scorer()
     if settings.kind == "function":
         assert settings.function is not None
         return FunctionReward(import_function(settings.function, "scorer.function")), "the run's reward function"
@@ -156,10 +156,10 @@ def _scorer(subject: Subject, gold: bool) -> tuple[Any, str]:
         raise UnavailableError("responses of code models are judged by their tests; use `wpr pass-at-1`")
     if Path(folder).parent.name == "reward" and not Path(folder).is_dir():
         raise UnavailableError(f"{folder} is missing: the run's reward model is not finished")
-    return RewardModel.from_pretrained(folder).to(subject.run.device), "the run's reward model"
+    return RewardModel.from_pretrained(folder).to(context.run.device), "the run's reward model"
 
 
-def _scores(subject: Subject, scorer: Any, rows: Sequence[Any], size: int = 32) -> dict[str, float]:
+def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: int = 32) -> dict[str, float]:
     """Scores by prompt."""
     import torch
 
@@ -168,12 +168,12 @@ def _scores(subject: Subject, scorer: Any, rows: Sequence[Any], size: int = 32) 
     found: dict[str, float] = {}
     for first in range(0, len(rows), size):
         part = rows[first : first + size]
-        answers = [subject.run.answer_of(row, index) for index, row in enumerate(part)]
+        answers = [context.run.answer_of(row, index) for index, row in enumerate(part)]
         tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
         width = max(map(len, tokens))
-        ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=subject.run.device)
-        last = torch.tensor([len(one) - 1 for one in tokens], device=subject.run.device)
-        mask = (torch.arange(width, device=subject.run.device) <= last.unsqueeze(-1)).long()
+        ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=context.run.device)
+        last = torch.tensor([len(one) - 1 for one in tokens], device=context.run.device)
+        mask = (torch.arange(width, device=context.run.device) <= last.unsqueeze(-1)).long()
         prompts, responses = [row.prompt for row in part], [row.response for row in part]
         values = scorer(Completions(prompts, responses, ids, mask, last))
         found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}

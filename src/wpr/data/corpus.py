@@ -53,7 +53,7 @@ def load_corpus(settings: DataSettings, seed: int = 0, offline: bool | None = No
     total = sum(len(rows) for rows in parts) + len(bad)
     if bad and settings.bad_rows == "stop":
         raise DataError(
-            f"{len(bad):,} of {total:,} rows cannot be used: {_first(bad)}. Mend them, or set data.bad_rows: "
+            f"{len(bad):,} of {total:,} rows cannot be used: {_first(bad)}. Fix them, or set data.bad_rows: "
             "skip to go on without them"
         )
     if bad and total == len(bad):

@@ -27,7 +27,7 @@ AT_A_TIME = 8
 
 
 @dataclass(frozen=True)
-class Tried:
+class ProgramResult:
     """What became of one task's program."""
 
     task_id: str
@@ -55,7 +55,7 @@ def run_programs(
     runner: Runner,
     restart: str,
     advance: Callable[[int], None] = lambda count: None,
-) -> list[Tried]:
+) -> list[ProgramResult]:
     """Run the program of each task's response; outcomes that an earlier process wrote to ``path`` are taken as they
     are.
     """
@@ -84,7 +84,7 @@ def run_programs(
         advance(len(tasks))
         return [_tried(row, str(path)) for row in rows]
     with Journal(path, header, restart, _tried) as journal:
-        done = {row["task_id"]: Tried(**row) for row in journal.rows}
+        done = {row["task_id"]: ProgramResult(**row) for row in journal.rows}
         advance(len(done))
         waiting = [task for task in tasks if task.task_id not in done]
         size = AT_A_TIME * runner.workers
@@ -92,7 +92,9 @@ def run_programs(
             part = waiting[start : start + size]
             outcomes = runner.run([(programs[task.task_id], task.problem) for task in part])
             tried = [
-                Tried(task.task_id, task.problem.difficulty, kind_of(outcome), outcome.message, programs[task.task_id])
+                ProgramResult(
+                    task.task_id, task.problem.difficulty, kind_of(outcome), outcome.message, programs[task.task_id]
+                )
                 for task, outcome in zip(part, outcomes, strict=True)
             ]
             journal.append([asdict(one) for one in tried])
@@ -103,16 +105,16 @@ def run_programs(
     return ordered
 
 
-def _tried(row: Mapping[str, Any], where: str) -> Tried:
+def _tried(row: Mapping[str, Any], where: str) -> ProgramResult:
     try:
-        return Tried(**row)
+        return ProgramResult(**row)
     except TypeError as error:
         raise DataError(f"{where} is no result of a program ({str(error).partition(' ')[2]})") from None
 
 
-def scores(model: str, tried: Sequence[Tried]) -> list[list[Cell]]:
+def scores(model: str, tried: Sequence[ProgramResult]) -> list[list[Cell]]:
     """Table rows of one model: a difficulty each, and all together where there are several."""
-    groups: dict[str, list[Tried]] = {}
+    groups: dict[str, list[ProgramResult]] = {}
     for one in tried:
         groups.setdefault(one.difficulty, []).append(one)
     if len(groups) > 1:
@@ -132,7 +134,7 @@ COLUMNS = ["model", "difficulty", "problems", "pass_at_1", "standard_error", "lo
 
 def pass_at_1_finding(
     benchmark: str,
-    tried: Mapping[str, Sequence[Tried]],
+    tried: Mapping[str, Sequence[ProgramResult]],
     responses: Mapping[str, ResponseFile],
     settings: dict[str, Any],
 ) -> Finding:

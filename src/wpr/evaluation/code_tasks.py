@@ -73,7 +73,7 @@ def read_tasks(path: Path, style: Style, limit: int | None = None) -> tuple[str,
     human = False
     for record in read_records(path, str(path)):
         if record.fault:
-            raise DataError(f"{record.origin}: {record.fault}; mend the line, or take it out")
+            raise DataError(f"{record.origin}: {record.fault}; fix the line, or take it out")
         if not tasks:
             human = {"entry_point", "test"} <= record.values.keys()
         task = humaneval_task(record, style) if human else apps_task(record)
@@ -135,7 +135,7 @@ def apps_task(record: Record) -> CodeTask:
     try:
         row = make_row(record.values, record.origin, DataSettings("apps"))
     except BadRowError as fault:
-        raise DataError(f"{record.origin}: {fault}; mend the record, or take it out") from None
+        raise DataError(f"{record.origin}: {fault}; fix the record, or take it out") from None
     assert row is not None
     return apps_row_task(row, str(record.origin.rpartition(":")[2]))
 

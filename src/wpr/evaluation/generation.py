@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingParams:
     """How responses are drawn.
 
     temperature: 0 takes the likeliest token each time; then the next two have no effect.
@@ -66,7 +66,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedPrompt:
     """A prompt: what files call it, as a reader sees it, and as the model does.
 
     temperature: its own, where prompts of one file are answered at different ones.
@@ -79,7 +79,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Speaker:
+class LoadedModel:
     """A model that answers.
 
     name: where it was loaded from. weights: their fingerprint. stops: tokens that end a response.
@@ -105,7 +105,9 @@ class Speaker:
         }
 
 
-def header_of(speaker: Speaker, prompts: Sequence[Asked], drawing: Drawing, **facts: Any) -> dict[str, Any]:
+def header_of(
+    speaker: LoadedModel, prompts: Sequence[EncodedPrompt], drawing: SamplingParams, **facts: Any
+) -> dict[str, Any]:
     """What decides the responses, for the first line of their file."""
     content = [list(vars(asked).values()) for asked in prompts]
     return {
@@ -129,7 +131,7 @@ def finished_file(path: Path, header: dict[str, Any], restart: str) -> ResponseF
     return found
 
 
-def made_otherwise(path: Path, header: dict[str, Any]) -> bool:
+def settings_differ(path: Path, header: dict[str, Any]) -> bool:
     """Whether the file, or its growing part, is there and not to be gone on with."""
     growing = path.with_name(path.name + PARTIAL)
     try:
@@ -156,9 +158,9 @@ def set_aside(path: Path) -> Path | None:
 
 def generate_file(
     path: Path,
-    speaker: Speaker,
-    prompts: Sequence[Asked],
-    drawing: Drawing,
+    speaker: LoadedModel,
+    prompts: Sequence[EncodedPrompt],
+    drawing: SamplingParams,
     header: dict[str, Any],
     batch_size: int,
     restart: str,
@@ -187,7 +189,7 @@ def generate_file(
     return read_responses(path)
 
 
-def check_prompts(prompts: Sequence[Asked]) -> None:
+def check_prompts(prompts: Sequence[EncodedPrompt]) -> None:
     """Refuse none at all, and two of one name."""
     if not prompts:
         raise DataError("there are no prompts to answer; name a file that has some, or raise --limit")
@@ -204,7 +206,7 @@ def check_batch_size(size: int) -> None:
         raise DataError(f"batch-size is {size}; it must be 1 or more")
 
 
-def batches(prompts: Sequence[Asked], size: int) -> Iterator[list[Asked]]:
+def batches(prompts: Sequence[EncodedPrompt], size: int) -> Iterator[list[EncodedPrompt]]:
     """Prompts of one temperature and of like length together, which saves padding; the longest first, so that what does
     not fit into memory is known at once.
     """
@@ -216,7 +218,7 @@ def batches(prompts: Sequence[Asked], size: int) -> Iterator[list[Asked]]:
             yield ordered[start : start + size]
 
 
-def respond(speaker: Speaker, batch: Sequence[Asked], drawing: Drawing) -> list[Response]:
+def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: SamplingParams) -> list[Response]:
     """One response to each prompt of a batch, all of one temperature."""
     import torch
 
@@ -265,7 +267,7 @@ def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))  # a character lies across the seam
 
 
-def refuse_too_long(speaker: Speaker, prompts: Sequence[Asked], drawing: Drawing) -> None:
+def refuse_too_long(speaker: LoadedModel, prompts: Sequence[EncodedPrompt], drawing: SamplingParams) -> None:
     """Refuse prompts that leave no room for a response among the model's positions."""
     from wpr.language_models import position_limit
 
@@ -279,7 +281,7 @@ def refuse_too_long(speaker: Speaker, prompts: Sequence[Asked], drawing: Drawing
         )
 
 
-def seed_of(seed: int, asked: Asked) -> int:
+def seed_of(seed: int, asked: EncodedPrompt) -> int:
     """The seed of one response: of the prompt's content, so that it is the same wherever the prompt stands."""
     content = f"{seed}:{asked.prompt_id}:{asked.input_ids}"
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")

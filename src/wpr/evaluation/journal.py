@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from wpr.atomic_io import write_atomically
 from wpr.data.rows import DataError, shown
 from wpr.evaluation.response_file import PARTIAL
-from wpr.whole_files import write_atomically
 
-NOT_DECISIVE = ("model", "versions", "device", "made")
+IGNORED_KEYS = ("model", "versions", "device", "made")
 """Parts of a header that may change between two processes: weights go by their fingerprint, not by their place."""
 
 
@@ -144,7 +144,7 @@ def refuse_other_header(path: Path, found: Any, wanted: Mapping[str, Any], resta
     """Refuse to go on with a file that was made otherwise, and say in what."""
     if not isinstance(found, dict):
         raise DataError(f"{path} does not begin with a header but with {shown(found)}; {restart}")
-    changed = differences(_decisive(found), _decisive(wanted))
+    changed = differences(_outcome_settings(found), _outcome_settings(wanted))
     if changed:
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise DataError(f"{path} was made otherwise ({'; '.join(changed[:5])}{more}); {restart}")
@@ -162,8 +162,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return found
 
 
-def _decisive(header: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in header.items() if name not in NOT_DECISIVE}
+def _outcome_settings(header: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in header.items() if name not in IGNORED_KEYS}
 
 
 def _read_all(content: bytes, path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from wpr.data import DataSettings, Encoder, Row
 from wpr.data.formats import make_row
 from wpr.data.readers import read_records
 from wpr.data.rows import BadRowError, DataError, shown
-from wpr.evaluation.generation import Asked
+from wpr.evaluation.generation import EncodedPrompt
 
 ID_LENGTH = 12
 """Hexadecimal digits of a prompt's name: among a million prompts, two get the same one with probability 0.2%."""
@@ -38,7 +38,7 @@ def read_prompts(path: Path, settings: DataSettings, limit: int | None = None) -
         if limit is not None and len(found) == limit:
             break
         if record.fault:
-            raise DataError(f"{record.origin}: {record.fault}; mend the line, or take it out")
+            raise DataError(f"{record.origin}: {record.fault}; fix the line, or take it out")
         if isinstance(record.values.get("header"), dict) and "prompt" not in record.values:
             continue  # of a file of responses
         row, name = _row(record.values, record.origin, settings)
@@ -58,7 +58,7 @@ def _row(values: dict[str, Any], origin: str, settings: DataSettings) -> tuple[R
     try:
         row = make_row(values, origin, settings)
     except BadRowError as fault:
-        raise DataError(f"{origin}: {fault}; mend the line, or choose another --format") from None
+        raise DataError(f"{origin}: {fault}; fix the line, or choose another --format") from None
     if row is None:
         raise DataError(f"{origin} is no record of --format {settings.format}; take it out")
     given = values.get("prompt_id")
@@ -69,6 +69,6 @@ def _row(values: dict[str, Any], origin: str, settings: DataSettings) -> tuple[R
     return row, str(given)
 
 
-def as_asked(rows: Sequence[IdRow], encoder: Encoder) -> list[Asked]:
+def as_asked(rows: Sequence[IdRow], encoder: Encoder) -> list[EncodedPrompt]:
     """Prompts as tokens."""
-    return [Asked(name, encoder.prompt_value(row), encoder.prompt(row)) for name, row in rows]
+    return [EncodedPrompt(name, encoder.prompt_value(row), encoder.prompt(row)) for name, row in rows]

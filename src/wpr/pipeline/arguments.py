@@ -76,7 +76,7 @@ def make_config(stage: str, arguments: dict[str, Any]) -> Any:
         raise RecipeError(f"{stage}: {error}") from None
 
 
-def decisive(section: dict[str, Any] | None) -> dict[str, Any] | None:
+def outcome_settings(section: dict[str, Any] | None) -> dict[str, Any] | None:
     """What of a section decides the stage's outcome."""
     if section is None:
         return None

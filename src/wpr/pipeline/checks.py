@@ -56,8 +56,10 @@ def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:
 
 def _regularizers(recipe: Recipe) -> dict[str, RegularizerSpec]:
     """All of a policy's recipe, by their place in it."""
-    yardsticks = recipe.evaluation.yardsticks.items()
-    return {"regularizer": recipe.regularizer} | {f"evaluation.yardsticks.{name}": own for name, own in yardsticks}
+    eval_regularizers = recipe.evaluation.eval_regularizers.items()
+    return {"regularizer": recipe.regularizer} | {
+        f"evaluation.eval_regularizers.{name}": own for name, own in eval_regularizers
+    }
 
 
 def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:

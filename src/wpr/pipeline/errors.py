@@ -1,4 +1,4 @@
-"""Faults that a user can mend: one paragraph each, and the exit code that goes with them."""
+"""Faults that a user can fix: one paragraph each, and the exit code that goes with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAD_INPUT, FAILED = 2, 1
 
 
 class UserError(Exception):
-    """Something that the user can mend; the message is one paragraph that says what and how."""
+    """Something that the user can fix; the message is one paragraph that says what and how."""
 
     exit_code = FAILED
 

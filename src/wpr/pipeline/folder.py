@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wpr.atomic_io import write_atomically
 from wpr.pipeline.errors import RunFolderError
 from wpr.stage_names import is_stage
-from wpr.whole_files import write_atomically
 
 FORMAT = 1
 OUR_OWN = (".lock", "run.log")

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from wpr.atomic_io import write_atomically
 from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
 from wpr.pipeline.arguments import make_config
@@ -21,13 +22,12 @@ from wpr.pipeline.training import (
     MetricsFile,
     forget_final_evaluation,
     last_training_log,
-    learned,
+    model_metrics,
     release,
     usable_checkpoint,
 )
 from wpr.ppo.distributed import is_sharded
 from wpr.transport.geometry import input_embeddings
-from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
         reward=make_scorer(recipe.scorer, stage.reward_model),
         monitors={} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
         regularizer=regularizer,
-        yardsticks={
+        eval_regularizers={
             name: regularizer if own == recipe.regularizer else regularizer_on(anchor, own, args.device)
-            for name, own in recipe.evaluation.yardsticks.items()
+            for name, own in recipe.evaluation.eval_regularizers.items()
         },
         reference=reference,  # none: the policy with its adapter off
         critic=None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id),
@@ -128,7 +128,7 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
 
 def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics on the held-out prompts, and the responses, which also go to ``path``."""
-    metrics = learned(trainer.evaluate())
+    metrics = model_metrics(trainer.evaluate())
     rows: list[dict[str, Any]] = trainer.evaluated
     if is_main_process():
         kept = ({name: value for name, value in row.items() if name != "prompt_ids"} for row in rows)
@@ -168,10 +168,10 @@ def study(trainer: Any, rows: list[dict[str, Any]], path: Path) -> None:
     from wpr.regularizers import ReverseKL, Wasserstein
 
     own = trainer.regularizer
-    leashes = [one for one in (own, *trainer.yardsticks.values()) if isinstance(one, Wasserstein)]
-    if not leashes or not rows or is_sharded(trainer.accelerator) or not is_main_process():
+    regularizers = [one for one in (own, *trainer.eval_regularizers.values()) if isinstance(one, Wasserstein)]
+    if not regularizers or not rows or is_sharded(trainer.accelerator) or not is_main_process():
         return
-    wasserstein = leashes[0]
+    wasserstein = regularizers[0]
     studies = [
         study_response(
             trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row["prompt_ids"],

@@ -105,15 +105,15 @@ class EvaluationSettings:
     rows: how many held-out rows SFT and the reward model are measured on, at most.
     gold: ``package.module:function``, a score that nothing is trained on. It is logged as ``gold``, and policies are
         compared by it: where the score rises and gold falls, the reward model is being fooled.
-    yardsticks: regularizers by name, whose divergence is measured on the held-out responses of every policy.
+    eval_regularizers: regularizers by name, whose divergence is measured on the held-out responses of every policy.
     case_studies: so many held-out responses are kept token by token, for the report's token view; it needs a
-        Wasserstein regularizer, the policy's own or the first of that kind among the yardsticks.
+        Wasserstein regularizer, the policy's own or the first of that kind among the eval_regularizers.
     """
 
     prompts: int = 64
     rows: int = 2000
     gold: str | None = None
-    yardsticks: dict[str, RegularizerSpec] = field(default_factory=dict)
+    eval_regularizers: dict[str, RegularizerSpec] = field(default_factory=dict)
     case_studies: int = 3
 
     def __post_init__(self) -> None:

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from wpr.pipeline.arguments import decisive
+from wpr.atomic_io import write_atomically
+from wpr.pipeline.arguments import outcome_settings
 from wpr.pipeline.environment import command_line, machine, versions
 from wpr.pipeline.errors import RunFolderError, UserError, explain, first_line
 from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now
 from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.rows import RecipeData
-from wpr.pipeline.stage import Stage, forget_peak_memory, is_main_process, peak_memory, wait_for_everyone
+from wpr.pipeline.stage import Stage, is_main_process, peak_memory, reset_peak_memory, wait_for_everyone
 from wpr.pipeline.yaml_file import to_yaml
-from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -55,17 +55,17 @@ def plan(
         first = ("prepare",)
     model = {"model": values["model"], "seed": recipe.seed}
     if recipe.sft is not None:
-        stages.append(PlannedStage("sft", first, recipe, model | {"sft": decisive(recipe.sft)}))
+        stages.append(PlannedStage("sft", first, recipe, model | {"sft": outcome_settings(recipe.sft)}))
         first = ("sft",)
     before_ppo = first
     if recipe.reward is not None:
-        stages.append(PlannedStage("reward", first, recipe, model | {"reward": decisive(recipe.reward)}))
+        stages.append(PlannedStage("reward", first, recipe, model | {"reward": outcome_settings(recipe.reward)}))
         before_ppo = (*first, "reward")
     for name in recipe.trained_policies if policies is None else policies:
         base = name if name in recipe.policy_names else name.partition("+")[0]
         own = recipe.policy(base, (changes or {}).get(name))
         inputs = model | {
-            "ppo": decisive(own.ppo),
+            "ppo": outcome_settings(own.ppo),
             "regularizer": own.regularizer.resolved(),
             "scorer": {k: v for k, v in dataclasses.asdict(own.scorer).items() if k != "workers"},
             "critic": own.critic,
@@ -118,7 +118,7 @@ class Run:
             with self._explaining():
                 self._check([stage for stage in stages if asked[stage.name]])
                 for stage in stages:
-                    results[stage.name] = self._bring(stage, asked[stage.name])
+                    results[stage.name] = self._ensure_done(stage, asked[stage.name])
                     if stage.name == "prepare":  # the model that it made can be looked at now
                         self._check([self._made(later) for later in stages if asked[later.name]])
         return {name: found for name, found in results.items() if found is not None}
@@ -180,7 +180,7 @@ class Run:
         if self.folder.writes:
             write_atomically(self.folder.path / "recipe.yaml", to_yaml(self.recipe.as_dict()))
 
-    def _bring(self, stage: PlannedStage, asked: bool) -> dict[str, Any] | None:
+    def _ensure_done(self, stage: PlannedStage, asked: bool) -> dict[str, Any] | None:
         record = self.folder.record(stage.name)
         if not asked and record is None:
             return None  # whoever needs it will say so
@@ -275,7 +275,7 @@ class Run:
         run = Stage(stage.name, self._real(stage.recipe), self.folder, data)
         self._write_facts()
         self.folder.write(stage.name, record)
-        forget_peak_memory()
+        reset_peak_memory()
         try:
             results = trainer_of(run.kind)(run)
         except BaseException as error:

@@ -12,7 +12,7 @@ from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
     ResumableSFTTrainer,
     last_training_log,
-    learned,
+    model_metrics,
     release,
     train_with_logs,
     usable_checkpoint,
@@ -65,7 +65,7 @@ def end_with(model: Any, tokens: list[int]) -> None:
 
 def _held_out(evaluated: dict[str, Any]) -> dict[str, float]:
     """Loss a token of held-out completions, and its exponential."""
-    metrics = learned(evaluated)
+    metrics = model_metrics(evaluated)
     found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name != "eval_num_tokens"}
     found["perplexity"] = math.exp(min(found["loss"], 700.0))
     return found

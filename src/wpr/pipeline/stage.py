@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wpr.atomic_io import write_atomically
 from wpr.pipeline.arguments import trainer_arguments
 from wpr.pipeline.folder import RunFolder
 from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.rows import RecipeData, StageRows
-from wpr.whole_files import write_atomically
 
 
 @dataclass
@@ -90,7 +90,7 @@ def wait_for_everyone() -> None:
         PartialState(**({"cpu": True} if device_arguments() else {})).wait_for_everyone()
 
 
-def leave_the_others() -> None:
+def destroy_process_group() -> None:
     """End the group of processes of a launch, when all are through; without it, torch complains at exit."""
     import torch
 
@@ -114,7 +114,7 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
-def forget_peak_memory() -> None:
+def reset_peak_memory() -> None:
     """Start counting the GPU's peak anew."""
     import torch
 
@@ -123,7 +123,7 @@ def forget_peak_memory() -> None:
 
 
 def peak_memory() -> float:
-    """Gigabytes at the peak: of the GPU since `forget_peak_memory`, or of the process since it began."""
+    """Gigabytes at the peak: of the GPU since `reset_peak_memory`, or of the process since it began."""
     import torch
 
     from wpr.ppo.metrics import peak_memory_gb

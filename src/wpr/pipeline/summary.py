@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from wpr.atomic_io import write_atomically
 from wpr.pipeline.run import results_of
 from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
@@ -16,7 +17,6 @@ from wpr.report.comparisons import MEASURES, against_each_other, against_sft
 from wpr.report.curves import policy_curves
 from wpr.report.problems import Problems
 from wpr.report.runs import Run, read_runs
-from wpr.whole_files import write_atomically
 
 FEW = 4
 """Policies that get a column each."""

@@ -13,13 +13,13 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
 from trl import RewardTrainer, SFTTrainer
 
-from wpr.language_models import dependable_attention
+from wpr.atomic_io import write_atomically
+from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
 from wpr.report.files import read_lines
 from wpr.report.problems import Problems
-from wpr.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class _Resumable:
             self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
             self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
             self._globalstep_last_logged: int = state["last_logged"]
-        with dependable_attention():
+        with cudnn_attention_disabled():
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
     def _gathered(self) -> dict[str, Any] | None:
@@ -175,10 +175,10 @@ def train_with_logs(trainer: Any, stage: Stage) -> None:
 def last_training_log(history: list[dict[str, Any]]) -> dict[str, float]:
     """The numbers of the last training log, without those that tell of the machine."""
     logs = [row for row in history if "loss" in row]
-    return {} if not logs else learned(logs[-1])
+    return {} if not logs else model_metrics(logs[-1])
 
 
-def learned(metrics: dict[str, Any]) -> dict[str, float]:
+def model_metrics(metrics: dict[str, Any]) -> dict[str, float]:
     """Metrics that tell of the model: those of time, memory and position are left out."""
     return {
         name: float(value)

@@ -109,7 +109,7 @@ def read_yaml(path: Path, name: str | None = None) -> YamlFile:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise RecipeError(
-            f"{called}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; mend the line (a missing "
+            f"{called}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; fix the line (a missing "
             "colon, quote or bracket, or a tab, is the usual cause)"
         ) from None
     if values is None:

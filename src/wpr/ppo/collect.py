@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import dependable_attention, hidden_states, logits_of, position_limit
+from wpr.language_models import cudnn_attention_disabled, hidden_states, logits_of, position_limit
 from wpr.ppo.actor_critic import ActorCritic, positions_per_slice
 from wpr.ppo.config import PPOConfig
-from wpr.ppo.distributed import is_sharded, largest
+from wpr.ppo.distributed import is_sharded, max_over_processes
 from wpr.ppo.faults import Fault
 from wpr.ppo.generation import Generation, GenerationError, Sampling, generate_in_parts, response_seeds
 from wpr.ppo.measures import LogitsError, Measures, SliceMeasures, finish, measure
@@ -47,7 +47,7 @@ class Experience:
     completions: Completions
     watched: dict[str, Tensor] = field(default_factory=dict)
 
-    def spread(self, values: Tensor) -> Tensor:
+    def scatter_to_mask(self, values: Tensor) -> Tensor:
         """Values of real tokens ``(P,)`` in their places ``(B, L)``, 0 elsewhere."""
         return torch.zeros(self.mask.shape, device=values.device).masked_scatter(self.mask, values)
 
@@ -57,7 +57,7 @@ class Collector:
 
     reference: a frozen causal LM, or None where it is the policy with its adapter off.
     monitors: scores that are logged and never learned from.
-    yardsticks: regularizers whose divergence is measured beside the own one's, where `collect` is asked to.
+    eval_regularizers: regularizers whose divergence is measured beside the own one's, where `collect` is asked to.
     """
 
     def __init__(
@@ -72,16 +72,21 @@ class Collector:
         sampling: Sampling,
         stopwatch: Stopwatch,
         monitors: Mapping[str, Reward] | None = None,
-        yardsticks: Mapping[str, Regularizer] | None = None,
+        eval_regularizers: Mapping[str, Regularizer] | None = None,
     ) -> None:
-        self.monitors, self.yardsticks = dict(monitors or {}), dict(yardsticks or {})
+        self.monitors, self.eval_regularizers = dict(monitors or {}), dict(eval_regularizers or {})
         self.config, self.accelerator, self.tokenizer = config, accelerator, tokenizer
         self.reference, self.reward, self.regularizer = reference, reward, regularizer
         self.generation, self.sampling, self.stopwatch = generation, sampling, stopwatch
 
     @torch.no_grad()
     def collect(
-        self, model: ActorCritic, batch: Mapping[str, Any], number: int, first: int, by_yardsticks: bool = False
+        self,
+        model: ActorCritic,
+        batch: Mapping[str, Any],
+        number: int,
+        first: int,
+        evaluating: bool = False,
     ) -> Experience | Fault:
         """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the
         global batch. What goes wrong on this process is returned, once every process has run the same layers.
@@ -110,7 +115,7 @@ class Collector:
             texts, decoded, ids, mask, last_token(prompts.input_ids.shape[1], responses.mask), columns
         )
         with self.stopwatch("scoring"):
-            values, measures, errors = self._measure(model, ids, mask, responses.mask, by_yardsticks)
+            values, measures, errors = self._measure(model, ids, mask, responses.mask, evaluating)
         if fault is None and errors:
             fault = self._describe(errors[0], responses.mask, completions)
         if fault is None:
@@ -131,23 +136,23 @@ class Collector:
             return fault
         return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched)
 
-    @dependable_attention()  # as in training: the ratio of new to old probabilities is to begin at 1
+    @cudnn_attention_disabled()  # as in training: the ratio of new to old probabilities is to begin at 1
     def _measure(
-        self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor, by_yardsticks: bool
+        self, model: ActorCritic, ids: Tensor, attention_mask: Tensor, mask: Tensor, evaluating: bool
     ) -> tuple[Tensor, Measures, list[tuple[int, Exception]]]:
         """Values ``(B, L)`` and measures of all tokens, a few sequences at a time. Errors are noted with the number of
         real tokens before their batch, and the layers run on.
         """
         size = self.config.scoring_batch_size or self.config.per_device_train_batch_size
         values = torch.zeros(mask.shape, device=ids.device)
-        yardsticks = self.yardsticks if by_yardsticks else {}
+        eval_regularizers = self.eval_regularizers if evaluating else {}
         parts: list[SliceMeasures] = []
         errors: list[tuple[int, Exception]] = []
         seen = 0
         for rows in torch.arange(len(ids), device=ids.device).split(size):
             part_ids, part_attention, part_mask = trim(ids[rows], attention_mask[rows], mask[rows])
             length = part_mask.shape[1]
-            visit = self._visitor(part_ids, part_attention, part_mask, yardsticks, parts, errors, seen)
+            visit = self._visitor(part_ids, part_attention, part_mask, eval_regularizers, parts, errors, seen)
             slices = self.slices(int(part_mask.sum()), model)
             # As in training also before it: until then the model has not been wrapped in the precision of the run.
             with self.accelerator.autocast():
@@ -164,7 +169,7 @@ class Collector:
         ids: Tensor,
         attention_mask: Tensor,
         mask: Tensor,
-        yardsticks: Mapping[str, Regularizer],
+        eval_regularizers: Mapping[str, Regularizer],
         parts: list[SliceMeasures],
         errors: list[tuple[int, Exception]],
         seen: int,
@@ -196,7 +201,7 @@ class Collector:
                             tokens[rows],
                             temperature,
                             rows.start,
-                            yardsticks,
+                            eval_regularizers,
                         )
                     )
             except (LogitsError, ValueError) as error:
@@ -208,7 +213,7 @@ class Collector:
         """In how many parts the logits of so many positions are computed."""
         vocabulary = model.config.get_text_config().vocab_size
         slices = max(1, math.ceil(positions / positions_per_slice(vocabulary, self.config.logits_memory_mb)))
-        return largest(self.accelerator, slices) if is_sharded(self.accelerator) else slices
+        return max_over_processes(self.accelerator, slices) if is_sharded(self.accelerator) else slices
 
     def _check_length(self, model: ActorCritic, prompt_length: int) -> None:
         rewards = [part for part, _ in self.reward.parts] if isinstance(self.reward, WeightedSum) else [self.reward]

@@ -53,7 +53,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     dataloader_pin_memory: bool = _setting(False, "Prompts are small, and pinning them warns where there is no GPU.")
     ddp_find_unused_parameters: bool | None = _setting(False, "Every parameter takes part in every step.")
 
-    # The leash
+    # The regularizer
     beta: float = _setting(0.05, "Weight of the penalty; where it changes, its first value.")
     beta_schedule: Literal["constant", "linear", "cosine"] = _setting(
         "constant", "How beta goes from `beta` to `beta_end` over training."

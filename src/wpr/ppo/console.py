@@ -15,7 +15,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 SHOWN = (
-    "score", "kl", "divergence", "entropy", "response_length", "eos_share", "beta", "loss", "approx_kl", "accuracy",
+    "score", "kl", "divergence", "entropy", "response_length", "eos_fraction", "beta", "loss", "approx_kl", "accuracy",
     "margin", "eval_loss", "eval_score", "eval_kl", "eval_accuracy",
 )  # fmt: skip
 """Metrics beside the bar, and on plain lines; the rest is in the log history and the trackers."""

@@ -30,7 +30,7 @@ def names_of_all(accelerator: Any) -> Callable[[list[str]], list[str]]:
     return lambda names: sorted(set(gather_object(names)))
 
 
-def largest(accelerator: Any, value: int) -> int:
+def max_over_processes(accelerator: Any, value: int) -> int:
     """The largest of the processes' values."""
     if accelerator.num_processes == 1:
         return value

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wpr.ppo.collect import Experience
-from wpr.ppo.distributed import largest
+from wpr.ppo.distributed import max_over_processes
 from wpr.ppo.faults import Fault
 from wpr.ppo.metrics import Metrics
 
@@ -45,7 +45,7 @@ class Evaluation:
             real = max(0, prompts - first)  # beyond it, prompts were repeated to fill up the last batch
             result = self.collect(batch, first * self.responses_per_prompt)
             fault = result if isinstance(result, Fault) else None
-            if largest(self.accelerator, int(fault is not None)):
+            if max_over_processes(self.accelerator, int(fault is not None)):
                 self.refuse(fault)
                 continue
             assert isinstance(result, Experience)
@@ -58,15 +58,20 @@ class Evaluation:
         lengths = result.mask.sum(-1)
         self.metrics.add("score", result.scores[counted])
         self.metrics.add("response_length", lengths[counted])
-        self.metrics.add("eos_share", result.finished[counted].float())
+        self.metrics.add("eos_fraction", result.finished[counted].float())
         for name in ("penalty", "divergence", "kl", "entropy"):
             self.metrics.add(name, getattr(result.measures, name)[of_token])
-        for name, values in result.measures.yardsticks.items():
+        for name, values in result.measures.eval_regularizers.items():
             self.metrics.add(f"divergence_{name}", values[of_token])
         for name, values in result.watched.items():
             self.metrics.add(name, values[counted])
-        sums = {name: result.spread(getattr(result.measures, name)).sum(-1) for name in ("penalty", "kl", "divergence")}
-        others = {name: result.spread(values).sum(-1) for name, values in result.measures.yardsticks.items()}
+        sums = {
+            name: result.scatter_to_mask(getattr(result.measures, name)).sum(-1)
+            for name in ("penalty", "kl", "divergence")
+        }
+        others = {
+            name: result.scatter_to_mask(values).sum(-1) for name, values in result.measures.eval_regularizers.items()
+        }
         start = result.input_ids.shape[1] - result.mask.shape[1]
         for row in range(min(real, len(result.scores))):
             tokens, seen = result.input_ids[row], result.attention_mask[row].bool()

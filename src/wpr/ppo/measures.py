@@ -22,7 +22,7 @@ class Measures:
     """Per token, ``(P,)`` each, in float32: everything that a rollout keeps of full-vocabulary logits.
 
     kl: the exact KL(policy | reference) of the position, whatever the regularizer is.
-    yardsticks: divergences by other regularizers, by name, where they were asked for.
+    eval_regularizers: divergences by other regularizers, by name, where they were asked for.
     """
 
     log_prob: Tensor
@@ -31,7 +31,7 @@ class Measures:
     kl: Tensor
     entropy: Tensor
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
-    yardsticks: dict[str, Tensor] = field(default_factory=dict)
+    eval_regularizers: dict[str, Tensor] = field(default_factory=dict)
 
 
 class LogitsError(FloatingPointError):
@@ -56,7 +56,7 @@ class SliceMeasures:
     kl: Tensor
     entropy: Tensor
     regularizer: RegularizerOutput | Support
-    yardsticks: dict[str, Tensor] = field(default_factory=dict)
+    eval_regularizers: dict[str, Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -67,10 +67,10 @@ def measure(
     tokens: Tensor,
     temperature: float = 1.0,
     first: int = 0,
-    yardsticks: Mapping[str, Regularizer] | None = None,
+    eval_regularizers: Mapping[str, Regularizer] | None = None,
 ) -> SliceMeasures:
     """Measure one slice: logits ``(p, V)`` of both models, tokens ``(p,)``. ``first`` is the slice's place, for
-    errors. ``yardsticks``: other regularizers, of which the divergence is wanted.
+    errors. ``eval_regularizers``: other regularizers, of which the divergence is wanted.
     """
     if temperature != 1.0:  # in float32, as in the update: a quotient rounded to bf16 is another distribution
         policy_logits, reference_logits = policy_logits.float() / temperature, reference_logits.float() / temperature
@@ -78,7 +78,7 @@ def measure(
     work = regularizer.reduce if isinstance(regularizer, TwoPhaseRegularizer) else regularizer
     others = {
         name: other(policy_logits, reference_logits, tokens).divergence.float()
-        for name, other in (yardsticks or {}).items()
+        for name, other in (eval_regularizers or {}).items()
     }
     return SliceMeasures(log_prob, kl, entropy, work(policy_logits, reference_logits, tokens), others)
 
@@ -126,7 +126,9 @@ def finish(regularizer: Regularizer, slices: list[SliceMeasures]) -> Measures:
         diagnostics={
             name: torch.cat([out.diagnostics[name] for out in outputs]).float() for name in outputs[0].diagnostics
         },
-        yardsticks={name: torch.cat([part.yardsticks[name] for part in slices]) for name in slices[0].yardsticks},
+        eval_regularizers={
+            name: torch.cat([part.eval_regularizers[name] for part in slices]) for name in slices[0].eval_regularizers
+        },
     )
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 LOGGED = {
     "score", "reward", "penalty", "divergence", "divergences", "kl", "kl_sequence", "entropy", "response_length",
-    "length", "eos_share", "empty_responses", "value", "beta", "explained_variance", "loss", "policy_loss",
+    "length", "eos_fraction", "empty_responses", "value", "beta", "explained_variance", "loss", "policy_loss",
     "value_loss", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "early_stop", "skipped_rollouts",
     "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt", "response", "finished",
     "columns",

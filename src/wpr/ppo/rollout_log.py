@@ -23,9 +23,9 @@ def note_rollout(
         add(name, getattr(measures, name))
     for name, watched in result.watched.items():
         add(name, watched)
-    add("kl_sequence", result.spread(measures.kl).sum(-1))
+    add("kl_sequence", result.scatter_to_mask(measures.kl).sum(-1))
     add("response_length", lengths)
-    add("eos_share", result.finished.float())
+    add("eos_fraction", result.finished.float())
     add("empty_responses", (lengths == 0).float())
     add("value", result.values[result.mask])
     add("beta", beta)
@@ -39,7 +39,7 @@ def note_rollout(
 
 def completion_rows(result: Experience, count: int, step: int) -> list[dict[str, Any]]:
     """The first ``count`` responses, with what they scored and cost."""
-    penalty, kl = (result.spread(values).sum(-1) for values in (result.measures.penalty, result.measures.kl))
+    penalty, kl = (result.scatter_to_mask(values).sum(-1) for values in (result.measures.penalty, result.measures.kl))
     return [
         {
             "step": step,

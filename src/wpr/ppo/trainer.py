@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from wpr.language_models import check_split, dependable_attention, is_partitioned, is_peft, without_dropout
+from wpr.language_models import check_split, cudnn_attention_disabled, is_partitioned, is_peft, without_dropout
 from wpr.ppo import checkpoints
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
@@ -32,7 +32,7 @@ from wpr.ppo.console import ConsoleCallback, report_table, write_completions
 from wpr.ppo.distributed import (
     check_fsdp,
     is_sharded,
-    largest,
+    max_over_processes,
     names_of_all,
     place_frozen,
     sum_over_processes,
@@ -92,7 +92,7 @@ class PPOTrainer(ActorCriticTrainer):
         peft_config: Any = None,
         generation: Generation | None = None,
         monitors: Mapping[str, Any] | None = None,
-        yardsticks: Mapping[str, Regularizer | str] | None = None,
+        eval_regularizers: Mapping[str, Regularizer | str] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
@@ -110,8 +110,8 @@ class PPOTrainer(ActorCriticTrainer):
         generation: where responses come from; by default transformers' ``generate``.
         monitors: scores by name, given as rewards are, that are logged and never learned from: what tells whether a
             reward model is being fooled.
-        yardsticks: regularizers by name, whose divergence evaluations measure beside the own one's, so that policies
-            under different ones can be compared.
+        eval_regularizers: regularizers by name, whose divergence evaluations measure beside the own one's, so that
+            policies under different ones can be compared.
         """
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
@@ -171,15 +171,16 @@ class PPOTrainer(ActorCriticTrainer):
             self.reward.to(device)
         self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
         anchor = policy if own_reference else self.reference
-        self.yardsticks = {
-            name: place_regularizer(other, anchor, self.accelerator) for name, other in (yardsticks or {}).items()
+        self.eval_regularizers = {
+            name: place_regularizer(other, anchor, self.accelerator)
+            for name, other in (eval_regularizers or {}).items()
         }
         self.monitors = make_monitors(monitors or {}, policy, device)
         self.stopwatch = Stopwatch(device)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
-            sampling_of(args, policy, processing_class), self.stopwatch, self.monitors, self.yardsticks,
+            sampling_of(args, policy, processing_class), self.stopwatch, self.monitors, self.eval_regularizers,
         )  # fmt: skip
         self.evaluated: list[dict[str, Any]] = []
         self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
@@ -253,7 +254,7 @@ class PPOTrainer(ActorCriticTrainer):
         self.micro_batch %= self.args.steps_per_rollout * accumulation
         loss = torch.zeros((), device=self.args.device)
         if not self.idle:
-            with dependable_attention():
+            with cudnn_attention_disabled():
                 loss = self._learn(model, number)
         self.step_left_out = self.idle
         if self.step_left_out:
@@ -291,7 +292,7 @@ class PPOTrainer(ActorCriticTrainer):
         policy, sums = policy_loss(log_probs, batch.log_probs, batch.advantages, batch.mask, args.clip_range)
         value, value_sums = value_loss(values, batch.values, batch.returns, batch.mask, args.value_clip_range)
         total = (policy + args.value_coefficient * value) / self.update_tokens
-        if largest(self.accelerator, int(not torch.isfinite(total))):
+        if max_over_processes(self.accelerator, int(not torch.isfinite(total))):
             raise _LossFaultError(describe_loss(batch, log_probs, values, policy, value, self._text))
         count = float(batch.mask.sum())
         sums = {**sums, **value_sums, "policy_loss": policy.detach(), "value_loss": value.detach()}
@@ -317,7 +318,7 @@ class PPOTrainer(ActorCriticTrainer):
         assert isinstance(result, Experience)
         beta = self.beta.beta(self.state.global_step / self.state.max_steps)
         scores = self._shape_scores(result)
-        penalties = result.spread(result.measures.penalty)
+        penalties = result.scatter_to_mask(result.measures.penalty)
         rewards = assemble_rewards(scores, penalties, result.mask, beta)
         advantages, returns = generalized_advantages(rewards, result.values, result.mask, args.gamma, args.gae_lambda)
         explained = float(explained_variance(result.values, returns, result.mask, self.sum))
@@ -328,7 +329,7 @@ class PPOTrainer(ActorCriticTrainer):
             advantages = whiten(advantages, result.mask, self.sum)
         self.rollout = Rollout(
             result.input_ids, result.attention_mask, result.mask,
-            result.spread(result.measures.log_prob), result.values, advantages, returns,
+            result.scatter_to_mask(result.measures.log_prob), result.values, advantages, returns,
         )  # fmt: skip
         measured = getattr(result.measures, args.target_measure)
         total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
@@ -376,7 +377,7 @@ class PPOTrainer(ActorCriticTrainer):
 
     def _refuse(self, fault: Fault | None) -> bool:
         """If any process has a fault: write it, and stop or, where allowed, leave out the rest of the rollout."""
-        if not largest(self.accelerator, int(fault is not None)):
+        if not max_over_processes(self.accelerator, int(fault is not None)):
             return False
         path = None
         if fault is not None:
@@ -388,7 +389,7 @@ class PPOTrainer(ActorCriticTrainer):
         if self.skipped > self.args.max_skipped_rollouts:
             raise TrainingFault(
                 f"step {self.state.global_step}: {told}. No step was taken; the checkpoints in "
-                f"{self.args.output_dir} are as they were. Mend the cause and resume, or allow rollouts to be left "
+                f"{self.args.output_dir} are as they were. Fix the cause and resume, or allow rollouts to be left "
                 f"out with max_skipped_rollouts (now {self.args.max_skipped_rollouts})",
                 path,
             )
@@ -469,7 +470,7 @@ class PPOTrainer(ActorCriticTrainer):
             return {name: value for result in results for name, value in result.items()}
         evaluation = Evaluation(
             lambda batch, first: self.collector.collect(
-                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first, by_yardsticks=True
+                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first, evaluating=True
             ),
             self._refuse_evaluation,
             self.accelerator,
@@ -493,9 +494,7 @@ class PPOTrainer(ActorCriticTrainer):
         told = f"{fault.message}; written to {path}" if fault else "another process met a fault"
         if self.skipped >= self.args.max_skipped_rollouts:
             limit = self.args.max_skipped_rollouts
-            raise TrainingFault(
-                f"evaluation: {told}. Mend the cause, or raise max_skipped_rollouts (now {limit})", path
-            )
+            raise TrainingFault(f"evaluation: {told}. Fix the cause, or raise max_skipped_rollouts (now {limit})", path)
         self.skipped += 1
         logger.warning("evaluation: %s. This batch is left out", told)
 

@@ -36,7 +36,7 @@ class RegularizerOutput:
 
 @runtime_checkable
 class Regularizer(Protocol):
-    """A leash between policy and reference."""
+    """A regularizer between policy and reference."""
 
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """Penalties of ``tokens`` ``(P,)`` under logits ``(P, V)`` of both models, without gradient."""
@@ -134,7 +134,7 @@ def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int
         )
 
 
-def refuse_by_one_question(
+def validate_with_one_sync(
     tokens: Tensor, vocabulary: int, log_policy: Tensor, log_reference: Tensor, log_probability: Tensor
 ) -> None:
     """Everything that the values can be refused for, at the price of one wait for the device: tokens outside of the

@@ -40,8 +40,8 @@ from wpr.regularizers.base import (
     check_inputs,
     check_shapes,
     check_tensors,
-    refuse_by_one_question,
     refuse_impossible_tokens,
+    validate_with_one_sync,
 )
 from wpr.transport import kernels
 from wpr.transport.support import refuse_rows_without_total, row_slices, working_dtype
@@ -120,7 +120,7 @@ class FDivergence(ABC):
         here = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
         token_p = policy_logits.gather(-1, here).squeeze(-1).float() - sums.log_policy
         token_q = reference_logits.gather(-1, here).squeeze(-1).float() - sums.log_reference
-        refuse_by_one_question(tokens, vocabulary, sums.log_policy, sums.log_reference, token_p)
+        validate_with_one_sync(tokens, vocabulary, sums.log_policy, sums.log_reference, token_p)
         penalty = self._penalty(token_p - token_q)
         if self.gauge == "value" and self.estimator == "gradient":
             penalty = penalty + sums.offset.masked_fill(~sums.offset.isfinite(), 0)
@@ -165,7 +165,7 @@ class FDivergence(ABC):
 
 
 class ReverseKL(FDivergence):
-    """``KL(policy | reference)``, the usual leash: the penalty is ``log(p/q)``."""
+    """``KL(policy | reference)``, the usual regularizer: the penalty is ``log(p/q)``."""
 
     name = "reverse-kl"
 

@@ -27,8 +27,8 @@ from wpr.regularizers.base import (
     check_inputs,
     check_shapes,
     check_tensors,
-    refuse_by_one_question,
     refuse_impossible_tokens,
+    validate_with_one_sync,
 )
 from wpr.regularizers.wasserstein_settings import PRESETS, Preset
 from wpr.transport import kernels
@@ -206,7 +206,7 @@ class Wasserstein:
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
             reduced = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2)
         support, log_policy, log_reference = reduced
-        return support, lambda: refuse_by_one_question(
+        return support, lambda: validate_with_one_sync(
             tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
         )
 
@@ -258,7 +258,7 @@ class Wasserstein:
             "change": cross.change,
             "converged": cross.converged,
             "support_size": support.size,
-            "isolated_share": lonely.sum(-1) / tokens.sum(-1),
+            "isolated_fraction": lonely.sum(-1) / tokens.sum(-1),
             "leftover_policy": problem.log_a[:, -1].exp(),
             "leftover_reference": problem.log_b[:, -1].exp(),
         }
@@ -289,7 +289,7 @@ class Wasserstein:
             "change": cross.change,
             "converged": cross.converged,
             "support_size": out.support_size,
-            "isolated_share": out.isolated_share,
+            "isolated_fraction": out.isolated_fraction,
             "leftover_policy": out.leftover_policy,
             "leftover_reference": out.leftover_reference,
         }

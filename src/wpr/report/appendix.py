@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
 from wpr.report.problems import Problem
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
 
 RECIPE = 60_000
 """Characters of a recipe that are shown."""
 
 
-def recipe_section(findings: Findings) -> Section:
+def recipe_section(findings: ReportData) -> Section:
     """What each run was told to do."""
     folded = []
     for run in findings.runs:
@@ -29,7 +29,7 @@ def recipe_section(findings: Findings) -> Section:
     return Section("recipe", "Recipe", lead, body)
 
 
-def problem_section(findings: Findings) -> Section:
+def problem_section(findings: ReportData) -> Section:
     """What was found wrong while reading, all of it."""
     found = findings.problems.found
     table = Table("problems", "Problems", ["file", "what", "what to do"], [[p.file, p.what, p.remedy] for p in found])

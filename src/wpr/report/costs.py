@@ -6,7 +6,7 @@ from wpr.report.figures import Bar, bar_chart, looks, policy_name
 from wpr.report.files import finite, mapping
 from wpr.report.markup import Markup, duration, join, paragraph, shown, tag
 from wpr.report.runs import Policy
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 
 PARTS = {
@@ -20,7 +20,7 @@ PARTS = {
 """Parts of a step that the trainer times, and what they are."""
 
 
-def cost_section(findings: Findings) -> Section:
+def cost_section(findings: ReportData) -> Section:
     """Seconds a step by part, then durations and memory by stage."""
     steps, stages = step_table(findings), stage_table(findings)
     parts: list[Markup] = []
@@ -48,7 +48,7 @@ def seconds_a_step(policy: Policy) -> dict[str, float]:
     return found
 
 
-def step_table(findings: Findings) -> Table:
+def step_table(findings: ReportData) -> Table:
     """Seconds a step by policy and part."""
     rows: list[list[Cell]] = []
     for policy in findings.policies:
@@ -57,7 +57,7 @@ def step_table(findings: Findings) -> Table:
     return Table("step_seconds", "Seconds an optimizer step", ["policy", *PARTS, "sum"], rows)
 
 
-def stage_table(findings: Findings) -> Table:
+def stage_table(findings: ReportData) -> Table:
     """Duration and memory of every stage."""
     rows: list[list[Cell]] = []
     for run in findings.runs:
@@ -77,7 +77,7 @@ def _key() -> Markup:
     return tag("p", *named, class_="legend")
 
 
-def _step_bars(findings: Findings) -> Markup:
+def _step_bars(findings: ReportData) -> Markup:
     bars = []
     for policy in findings.policies:
         if found := seconds_a_step(policy):
@@ -86,7 +86,7 @@ def _step_bars(findings: Findings) -> Markup:
     return bar_chart(bars)
 
 
-def _stage_bars(findings: Findings) -> list[Markup]:
+def _stage_bars(findings: ReportData) -> list[Markup]:
     durations, memory = [], []
     several = len(findings.runs) > 1
     colours = {(policy.run.name, f"ppo/{policy.own_name}"): policy for policy in findings.policies}

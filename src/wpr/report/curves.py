@@ -9,7 +9,7 @@ from wpr.report.charts import line_chart, panels
 from wpr.report.figures import Charts, Line, legend, policy_name
 from wpr.report.files import finite
 from wpr.report.markup import join, paragraph, tag
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 
 CURVES = {
@@ -44,7 +44,7 @@ def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return panels(charts, list(runs))
 
 
-def training_section(findings: Findings) -> Section:
+def training_section(findings: ReportData) -> Section:
     """All policies of all runs on shared axes, a chart a metric."""
     charts, figures = Charts(), []
     policies = [policy for policy in findings.policies if policy.lines]
@@ -65,7 +65,7 @@ def training_section(findings: Findings) -> Section:
     return Section("training", "Training", lead, join(body, *(one.folded() for one in tables)), tables, charts.data)
 
 
-def _table(findings: Findings) -> Table:
+def _table(findings: ReportData) -> Table:
     metrics = [
         metric for metric in PAGE_CURVES if any(metric in line for policy in findings.policies for line in policy.lines)
     ]

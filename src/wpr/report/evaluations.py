@@ -8,7 +8,7 @@ from wpr.findings import Finding, found_in, slug
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
 from wpr.report.plots import figure_panel
 from wpr.report.runs import Run
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
 
 TABLE_ROWS = 12
@@ -23,7 +23,7 @@ EMPTY = (
 )
 
 
-def evaluation_section(findings: Findings) -> Section:
+def evaluation_section(findings: ReportData) -> Section:
     """All findings, run by run."""
     parts: list[Markup] = []
     tables: list[Table] = []
@@ -44,7 +44,7 @@ def evaluation_section(findings: Findings) -> Section:
     return Section("findings", "Evaluations and analyses", lead, join(*parts), tables)
 
 
-def _of_run(run: Run, findings: Findings) -> list[Finding]:
+def _of_run(run: Run, findings: ReportData) -> list[Finding]:
     def damaged(folder: Path, why: str) -> None:
         findings.problems.add(folder, why.removeprefix(f"{folder / 'finding.json'} "), "the other findings are shown")
 

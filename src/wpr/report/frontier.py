@@ -6,19 +6,19 @@ from wpr.report.comparisons import MEASURES, SFT
 from wpr.report.figures import Charts, Line, legend, policy_name, swatch
 from wpr.report.markup import Markup, join, paragraph, tag
 from wpr.report.runs import Policy
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 
 YARDSTICK = "divergence_"
 """Divergences that were measured on every policy alike are called so, and then by name."""
 
 
-def frontier_section(findings: Findings) -> Section:
-    """Score and gold over KL, and over every yardstick divergence."""
+def frontier_section(findings: ReportData) -> Section:
+    """Score and gold over KL, and over every eval_regularizer divergence."""
     ends = findings.after
-    yardsticks = sorted({name for found in ends.values() for name in found if name.startswith(YARDSTICK)})
+    eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(YARDSTICK)})
     axes = {"kl": "KL from the SFT model, a token"} | {
-        name: f"{name.removeprefix(YARDSTICK)} divergence, a token" for name in yardsticks
+        name: f"{name.removeprefix(YARDSTICK)} divergence, a token" for name in eval_regularizers
     }
     charts = Charts()
     drawn: list[Markup] = []
@@ -59,7 +59,7 @@ def _trail(policy: Policy, axis: str, measure: str) -> Line:
     return Line(policy.name, points, policy.colour, policy.dash)
 
 
-def _ends(findings: Findings, axis: str, measure: str) -> list[Line]:
+def _ends(findings: ReportData, axis: str, measure: str) -> list[Line]:
     found = []
     for policy in findings.policies:
         after = findings.after[policy.name]

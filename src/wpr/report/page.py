@@ -18,7 +18,7 @@ from wpr.report.markup import DASH, Markup, join, paragraph, script_data, tag
 from wpr.report.problems import Problems, ReportError
 from wpr.report.responses import response_section
 from wpr.report.runs import read_runs
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.summary import summary_section
 from wpr.report.tables import write_csv
 from wpr.report.token_view import token_section
@@ -45,7 +45,7 @@ def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) ->
     Returns the problems that were found, which the page tells too. Raises `ReportError` if there is nothing to show.
     """
     problems = Problems()
-    findings = Findings(read_runs([Path(run) for run in runs], problems), problems)
+    findings = ReportData(read_runs([Path(run) for run in runs], problems), problems)
     if not findings.runs:
         told = "; ".join(str(problem) for problem in problems.found) or "no run was given"
         raise ReportError(f"nothing to report: {told}")
@@ -63,7 +63,7 @@ def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) ->
     return [str(problem) for problem in problems.found]
 
 
-def render(findings: Findings, sections: Sequence[Section]) -> str:
+def render(findings: ReportData, sections: Sequence[Section]) -> str:
     """The whole page as text."""
     style, script = _asset("report.css"), _script()
     # Only what stands here may run: whatever a run's files hold, the browser loads nothing and starts nothing else.

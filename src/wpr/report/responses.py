@@ -8,7 +8,7 @@ from wpr.report.comparisons import SFT
 from wpr.report.figures import looks
 from wpr.report.markup import Markup, join, paragraph, shown, tag
 from wpr.report.runs import Response
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 
 PROMPTS = 60
 """Prompts that are shown at most."""
@@ -23,7 +23,7 @@ Answer = tuple[str, str, Response]
 """Who answered, its looks, and what."""
 
 
-def response_section(findings: Findings) -> Section:
+def response_section(findings: ReportData) -> Section:
     """One card a prompt, with the answers in columns."""
     exchanges = _exchanges(findings)
     kept = _within_budget(exchanges)
@@ -43,7 +43,7 @@ def response_section(findings: Findings) -> Section:
     return Section("responses", "Responses side by side", lead, join(*parts))
 
 
-def _exchanges(findings: Findings) -> list[list[Answer]]:
+def _exchanges(findings: ReportData) -> list[list[Answer]]:
     """Answers to each prompt, in the order in which prompts are met."""
     found: dict[tuple[int, str], list[Answer]] = {}
     for policy in findings.policies:

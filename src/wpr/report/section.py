@@ -30,7 +30,7 @@ class Section:
     studies: Sequence[dict[str, Any]] = ()
 
 
-class Findings:
+class ReportData:
     """What was read, and the policies' means on held-out prompts by policy: ``before`` and ``after`` training."""
 
     def __init__(self, runs: Sequence[Run], problems: Problems) -> None:

@@ -10,7 +10,7 @@ from wpr.report.figures import policy_name, swatch
 from wpr.report.files import as_text, finite, mapping
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
 from wpr.report.runs import Run
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 from wpr.report.verdict import sentences
 
@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 PACKAGES = ("wpr", "python", "torch", "transformers", "trl")
 
 
-def summary_section(findings: Findings) -> Section:
+def summary_section(findings: ReportData) -> Section:
     """What came out, and of what."""
     said = sentences(findings)
     table = headline(findings)
@@ -55,7 +55,7 @@ def summary_section(findings: Findings) -> Section:
     return Section("summary", "Summary", lead, body, [table, runs])
 
 
-def headline(findings: Findings) -> Table:
+def headline(findings: ReportData) -> Table:
     """One row a policy, and one for the SFT model of each run."""
     wins = {
         (measure, comparison.ours.name): comparison.result

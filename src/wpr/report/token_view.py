@@ -15,7 +15,7 @@ from wpr.report.files import as_text, finite, mapping
 from wpr.report.markup import join, paragraph, shown, tag
 from wpr.report.problems import Problems
 from wpr.report.runs import Policy, prompt_text
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 
 TOKENS = 400
 """Tokens of a response that are shown."""
@@ -33,7 +33,7 @@ CANDIDATES, MOVES, NEAREST = 12, 16, 6
 SHOW = "run the policy's stage again to write it anew; the rest of the page is not touched by it"
 
 
-def token_section(findings: Findings) -> Section:
+def token_section(findings: ReportData) -> Section:
     """Studies of all policies, as many as fit."""
     studies, left_out = _studies(findings)
     lead = (
@@ -56,7 +56,7 @@ def token_section(findings: Findings) -> Section:
     return Section("tokens", "Token view", lead, body, studies=studies)
 
 
-def _studies(findings: Findings) -> tuple[list[dict[str, Any]], int]:
+def _studies(findings: ReportData) -> tuple[list[dict[str, Any]], int]:
     """Studies that fit on the page, of the policies in turn, so that each has its first; and how many do not fit."""
     sources = [_studies_of(policy, findings.problems) for policy in findings.policies if policy.tokens is not None]
     share = BYTES // max(1, len(sources))

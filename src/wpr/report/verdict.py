@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from wpr.report.comparisons import Comparison, against_each_other, against_sft
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.runs import Policy
-from wpr.report.section import Findings
+from wpr.report.section import ReportData
 
 TOLD = 6
 """Policies that are named one by one; of more, the best and the worst."""
 
 
-def sentences(findings: Findings) -> list[Markup]:
+def sentences(findings: ReportData) -> list[Markup]:
     """What came out, a paragraph a fact."""
     measure = "gold" if findings.gold else "score"
     against = against_sft(findings.policies, measure)
@@ -56,7 +56,7 @@ def _against_sft(comparison: Comparison) -> Markup:
     return join(_name(comparison.ours), told)
 
 
-def _best_two(findings: Findings, best: Comparison, second: Comparison, measure: str) -> Markup:
+def _best_two(findings: ReportData, best: Comparison, second: Comparison, measure: str) -> Markup:
     """The two that do best against SFT, compared directly."""
     ours, theirs = _name(best.ours), _name(second.ours)
     overlap = "overlap" if best.result.low <= second.result.high else "do not overlap"
@@ -81,7 +81,7 @@ def _best_two(findings: Findings, best: Comparison, second: Comparison, measure:
     return join(start, *told)
 
 
-def _fooled(findings: Findings) -> list[Markup]:
+def _fooled(findings: ReportData) -> list[Markup]:
     """Policies whose score rose while gold fell."""
     found = []
     for policy in findings.policies:

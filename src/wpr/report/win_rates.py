@@ -5,7 +5,7 @@ from __future__ import annotations
 from wpr.report.comparisons import MEASURES, Comparison, against_each_other, against_sft
 from wpr.report.figures import Interval, interval_chart, looks, policy_name
 from wpr.report.markup import DASH, Markup, join, paragraph, percent, tag
-from wpr.report.section import Findings, Section
+from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 
 PAIRS = 15
@@ -17,7 +17,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def win_rate_section(findings: Findings) -> Section:
+def win_rate_section(findings: ReportData) -> Section:
     """By gold where there is gold, and by the reward model's score."""
     parts: list[Markup] = []
     rows: list[list[Cell]] = []

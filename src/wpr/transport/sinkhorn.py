@@ -291,7 +291,7 @@ class Relaxation:
         if iteration < RAMP:
             self.first = torch.maximum(self.first, residual)
         self.excess = self.excess.masked_fill(residual > self.ceiling * self.first, 0)
-        # The first residual is no yardstick: steps grow before they shrink.
+        # The first residual is no measure: steps grow before they shrink.
         if iteration and iteration % self.window == 0:
             stuck = residual > self.enough * self.before
             self.strikes += stuck

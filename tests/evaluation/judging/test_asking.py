@@ -29,14 +29,14 @@ from tests.evaluation.judging.misbehaving import (
     slow,
 )
 from tests.evaluation.judging.nasty import ANSWERS, seconds
-from wpr.evaluation.judging.asking import Asked, ask_all, pending
+from wpr.evaluation.judging.asking import JudgeResults, ask_all, pending
 from wpr.evaluation.judging.questions import JudgingError, Limits, Question
 from wpr.evaluation.judging.server import ServerJudge
 from wpr.evaluation.judging.verdicts import read_object
 from wpr.evaluation.mt_bench.rubric import read_rating
 
 
-def ask(server: ChatServer, count: int, cache: Path, limits: Limits = QUICK) -> Asked:
+def ask(server: ChatServer, count: int, cache: Path, limits: Limits = QUICK) -> JudgeResults:
     return ask_all(ServerJudge("test", server.address), questions(count), cache, limits)
 
 
@@ -419,7 +419,7 @@ def test_two_processes_do_not_write_to_one_file(cache: Path) -> None:
 
 
 def test_it_works_where_an_event_loop_runs(cache: Path) -> None:
-    async def notebook(server: ChatServer) -> Asked:
+    async def notebook(server: ChatServer) -> JudgeResults:
         return ask(server, 3, cache)
 
     with ChatServer(lambda request: reply("A")) as server:

@@ -16,7 +16,7 @@ from tests.evaluation.judging.leaks import FORMS, reveals
 from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, completion, error, plain, raw, reply
 from tests.evaluation.judging.nasty import ANSWERS, LIMIT, seconds
 from wpr.evaluation.judging.asking import ask_all
-from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError, Limits, PassingError, Question
+from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError, Limits, Question, TransientError
 from wpr.evaluation.judging.redaction import REMOVED, Secret
 from wpr.evaluation.judging.server import ServerJudge, read_reply
 from wpr.evaluation.judging.verdicts import read_letter, read_object
@@ -149,7 +149,7 @@ def test_no_body_of_a_megabyte_takes_long(text: str) -> None:
     """As an answer, and in its place."""
     secret = Secret(AWKWARD)
     for body in (completion(text).decode(), text):
-        assert seconds(lambda body: read_reply(body, secret), body, PassingError) < LIMIT
+        assert seconds(lambda body: read_reply(body, secret), body, TransientError) < LIMIT
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:

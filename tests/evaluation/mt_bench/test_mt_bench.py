@@ -19,7 +19,7 @@ from tests.evaluation.mt_bench.eighty import questions, write
 from tests.ppo.tiny import tokenizer
 from wpr.data import DataSettings, Encoder
 from wpr.data.rows import DataError
-from wpr.evaluation.judging.asking import Asked
+from wpr.evaluation.judging.asking import JudgeResults
 from wpr.evaluation.judging.questions import Accounts, Answer, Reply, UnreadableError
 from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
 from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
@@ -195,7 +195,9 @@ def test_every_answer_is_accounted_for() -> None:
         Answer("failed", reason="HTTP 500"),
         Answer("unasked", reason="others failed"),
     ]
-    grades = grades_of("m", asked, Asked({one.id: got for one, got in zip(sent, answers, strict=True)}, Accounts()))
+    grades = grades_of(
+        "m", asked, JudgeResults({one.id: got for one, got in zip(sent, answers, strict=True)}, Accounts())
+    )
     assert [(one.rating, one.status) for one in grades] == [
         (7.0, "graded"), (None, "unparsable"), (None, "failed"), (None, "failed"),
     ]  # fmt: skip

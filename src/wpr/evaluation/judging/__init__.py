@@ -1,14 +1,14 @@
 """Judges: asking models, reward models and functions which of two responses is better, or how good one is."""
 
-from wpr.evaluation.judging.asking import Asked, ask_all, pending
+from wpr.evaluation.judging.asking import JudgeResults, ask_all, pending
 from wpr.evaluation.judging.local import FunctionJudge, RewardModelJudge
 from wpr.evaluation.judging.questions import Answer, JudgingError, Limits, Question, UnreadableError
 from wpr.evaluation.judging.server import ServerJudge
 
 __all__ = [
     "Answer",
-    "Asked",
     "FunctionJudge",
+    "JudgeResults",
     "JudgingError",
     "Limits",
     "Question",

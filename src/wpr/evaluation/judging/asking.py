@@ -34,11 +34,11 @@ from wpr.evaluation.judging.questions import (
     Limits,
     LocalJudge,
     Message,
-    PassingError,
     Question,
     RefusedError,
     RemoteJudge,
     Reply,
+    TransientError,
     UnreadableError,
 )
 
@@ -49,7 +49,7 @@ REASONS = 10
 
 
 @dataclass(frozen=True)
-class Asked:
+class JudgeResults:
     """All questions by their id, in their order, and what asking took."""
 
     answers: dict[str, Answer]
@@ -71,7 +71,7 @@ def ask_all(
     limits: Limits | None = None,
     advance: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = lambda text: None,
-) -> Asked:
+) -> JudgeResults:
     """Ask every question that the cache has no answer to; see the head of this file.
 
     advance: told how many questions are done since it was last called.
@@ -92,7 +92,7 @@ def ask_all(
         else:
             run_to_the_end(lambda: work.ask_there(judge, _alike(judge, questions)))
     missing = Answer("unasked", reason="too many other questions had failed")
-    return Asked({question.id: work.answers.get(question.id, missing) for question in questions}, work.accounts)
+    return JudgeResults({question.id: work.answers.get(question.id, missing) for question in questions}, work.accounts)
 
 
 def pending(judge: Judge, questions: Sequence[Question], cache: Path) -> list[Question]:
@@ -217,7 +217,7 @@ class _Asking:
                 return reply
             except TimeoutError:
                 reason = f"no answer within {self.limits.timeout:g} seconds"
-            except PassingError as error:
+            except TransientError as error:
                 reason, wait = str(error), error.wait
                 if wait is not None and wait > self.limits.longest_wait:
                     raise JudgingError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from wpr.evaluation.judging.asking import Asked
+from wpr.evaluation.judging.asking import JudgeResults
 from wpr.evaluation.judging.protocol import Comparison, Protocol
 from wpr.evaluation.judging.questions import Answer, JudgingSettingsError, Question
 from wpr.evaluation.judging.rubric import Rubric
@@ -94,7 +94,7 @@ def questions_for(pairing: Pairing, protocol: Protocol, rubric: Rubric | None) -
     return questions
 
 
-def verdicts(pairing: Pairing, questions: Mapping[Comparison, Question], asked: Asked) -> list[Judged]:
+def verdicts(pairing: Pairing, questions: Mapping[Comparison, Question], asked: JudgeResults) -> list[Judged]:
     """Comparisons with what became of them, in their order."""
     return [
         Judged(comparison, asked.answers[question.id], _pair(pairing, comparison.prompt_id))

@@ -28,7 +28,7 @@ class UnreadableError(ValueError):
     """An answer of the wrong form; the message completes the sentence "that answer could not be read: ..."."""
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A request that failed and may succeed when it is sent again.
 
     wait: seconds that the server asked to wait, where it did. everyone: whether the wait is for all requests.
@@ -111,7 +111,7 @@ class RemoteJudge(Protocol):
     answer_tokens: int
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
-        """Ask. Raises `PassingError`, `RefusedError`, or `JudgingError` where no further request has a chance."""
+        """Ask. Raises `TransientError`, `RefusedError`, or `JudgingError` where no further request has a chance."""
         ...
 
     async def __aenter__(self) -> Self: ...

@@ -19,9 +19,9 @@ from wpr.evaluation.judging.questions import (
     JudgingError,
     JudgingSettingsError,
     Message,
-    PassingError,
     RefusedError,
     Reply,
+    TransientError,
 )
 from wpr.evaluation.judging.redaction import Secret, checked_address, is_here, shown
 from wpr.evaluation.judging.verdicts import load_json
@@ -138,7 +138,7 @@ class ServerJudge:
         if status == 429 and error.code == "insufficient_quota":
             return JudgingError(f"the account of {self.base_url} has nothing left ({told}); add credit and run again")
         if status in PASSING or status >= 500:
-            return PassingError(told, asked_wait(headers, time.time()), everyone=status in (429, 503))
+            return TransientError(told, asked_wait(headers, time.time()), everyone=status in (429, 503))
         if status in ONE_QUESTION:
             return RefusedError(told)
         remedy = {
@@ -158,12 +158,12 @@ def read_reply(body: str, secret: Secret | None) -> Reply:
         text = choice["message"].get("content")
         refusal = choice["message"].get("refusal")
     except (ValueError, RecursionError):
-        raise PassingError(f"the answer is not JSON: {shown(body, secret, 80)!r}") from None
+        raise TransientError(f"the answer is not JSON: {shown(body, secret, 80)!r}") from None
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise PassingError(f"the answer is no chat completion: {shown(body, secret, 80)!r}") from None
+        raise TransientError(f"the answer is no chat completion: {shown(body, secret, 80)!r}") from None
     text = refusal if text is None else text
     if not isinstance(text, str | None):
-        raise PassingError(f"the answer's content is a {type(text).__name__}, not a text")
+        raise TransientError(f"the answer's content is a {type(text).__name__}, not a text")
     usage = found.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     ended = choice.get("finish_reason")
@@ -210,10 +210,10 @@ def _client(base_url: str, secret: Secret | None, largest_body: int) -> openai.A
                     await response.aclose()
                 waits = {name: response.headers[name] for name in WAITS if name in response.headers}
                 return httpx2.Response(response.status_code, headers=waits, text=text, request=request)
-            except PassingError:
+            except TransientError:
                 raise
             except Exception as error:  # what headers and bodies make the client raise is no list that ends
-                raise PassingError(shown(f"{type(error).__name__}: {error}", secret)) from None
+                raise TransientError(shown(f"{type(error).__name__}: {error}", secret)) from None
 
     return openai.AsyncOpenAI(
         api_key=NO_KEY if secret is None else secret.reveal(),
@@ -239,16 +239,18 @@ async def _text_of(response: httpx2.Response, largest_body: int, secret: Secret 
     async for part in response.aiter_bytes():
         body += part
         if len(body) > largest_body:
-            raise PassingError(f"{status} with a body of more than {largest_body:,} bytes, which was not read further")
+            raise TransientError(
+                f"{status} with a body of more than {largest_body:,} bytes, which was not read further"
+            )
     named = response.headers.get("content-type", "").lower().partition("charset=")[2]
     charset = named.replace(",", ";").partition(";")[0].strip(" \t\"'") or CHARSETS[0]
     if response.is_success:
         for name, value in response.headers.raw:
             if not (name + value).isascii():
                 told = shown(name.decode("ascii", "replace"), secret, 40)
-                raise PassingError(f"{status} with a header that is not ASCII: {told!r}")
+                raise TransientError(f"{status} with a header that is not ASCII: {told!r}")
         if charset not in CHARSETS:
             told = shown(charset, secret, 40)
-            raise PassingError(f"{status} in the charset {told!r}, which is none of {', '.join(CHARSETS)}")
+            raise TransientError(f"{status} in the charset {told!r}, which is none of {', '.join(CHARSETS)}")
         return body.decode(charset, "replace")
     return body.decode(charset if charset in CHARSETS else CHARSETS[0], "replace")[:LARGEST_REFUSAL]

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from wpr.data import Encoder, Message, Row
-from wpr.evaluation.generation import Asked
+from wpr.evaluation.generation import EncodedPrompt
 from wpr.evaluation.mt_bench.questions import Question
 from wpr.evaluation.response_file import ResponseFile
 
 
-def first_turn(questions: Sequence[Question], encoder: Encoder, temperatures: Mapping[str, float]) -> list[Asked]:
+def first_turn(
+    questions: Sequence[Question], encoder: Encoder, temperatures: Mapping[str, float]
+) -> list[EncodedPrompt]:
     """The first questions as prompts."""
     return [_asked(question, [_said("user", question.turns[0])], encoder, temperatures) for question in questions]
 
 
 def second_turn(
     questions: Sequence[Question], first: ResponseFile, encoder: Encoder, temperatures: Mapping[str, float]
-) -> list[Asked]:
+) -> list[EncodedPrompt]:
     """The second questions, each after the first one and the model's answer to it."""
     answers = first.by_prompt()
     return [
@@ -39,6 +41,8 @@ def _said(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _asked(question: Question, messages: list[Message], encoder: Encoder, temperatures: Mapping[str, float]) -> Asked:
+def _asked(
+    question: Question, messages: list[Message], encoder: Encoder, temperatures: Mapping[str, float]
+) -> EncodedPrompt:
     row = Row(tuple(messages), origin=f"question {question.question_id}")
-    return Asked(question.question_id, messages, encoder.prompt(row), temperatures[question.category])
+    return EncodedPrompt(question.question_id, messages, encoder.prompt(row), temperatures[question.category])

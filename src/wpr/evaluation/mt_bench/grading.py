@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wpr.evaluation.judging.asking import Asked
+from wpr.evaluation.judging.asking import JudgeResults
 from wpr.evaluation.judging.questions import Answer
 from wpr.evaluation.judging.questions import Question as Asking
 from wpr.evaluation.mt_bench.questions import Question
@@ -47,7 +47,7 @@ def to_be_graded(
     return asked
 
 
-def grades_of(model: str, questions: Sequence[Question], asked: Asked) -> list[Grade]:
+def grades_of(model: str, questions: Sequence[Question], asked: JudgeResults) -> list[Grade]:
     """What the judge said of a model's answers."""
     return [
         _grade(question.question_id, turn, asked.answers[_name(model, question, turn)])

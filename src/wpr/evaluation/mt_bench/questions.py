@@ -53,7 +53,7 @@ def read_questions(path: Path, references: Path | None = None, limit: int | None
     questions: dict[str, Question] = {}
     for record in read_records(path, str(path)):
         if record.fault:
-            raise DataError(f"{record.origin}: {record.fault}; mend the line, or take it out")
+            raise DataError(f"{record.origin}: {record.fault}; fix the line, or take it out")
         try:
             question = _question(record.values, known)
         except BadRowError as error:

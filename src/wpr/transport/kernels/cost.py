@@ -16,8 +16,8 @@ nearly all tokens of a usual support, with all six products among them (`_panel_
 The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
 as three TF32 products, which keeps 21 bits. Two kinds of pairs need more digits than that: those whose difference loses
 them, ``|x - y|^2 < NEAR (size_x + size_y)``, and those so close to the radius that rounding would decide whether their
-cost is finite (`_doubt`). They are marked by a cost of -1, and a second kernel adds up their squared differences in
-float64. So the costs that are infinite are those that float64 finds. Few pairs are of either kind, and most of
+cost is finite (`_tie_margin`). They are marked by a cost of -1, and a second kernel adds up their squared differences
+in float64. So the costs that are infinite are those that float64 finds. Few pairs are of either kind, and most of
 the second kernel's programs have nothing to do; a kernel of its own leaves the first its registers.
 """
 
@@ -36,7 +36,7 @@ from wpr.transport.metrics import COSINE, EUCLIDEAN
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in
-`transport.metrics`, because tensor cores cut off digits where a float32 sum would round (see `_doubt`).
+`transport.metrics`, because tensor cores cut off digits where a float32 sum would round (see `_tie_margin`).
 """
 
 TILE = 64
@@ -108,7 +108,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
                 stride,
             ),
             *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0),
-            *(NEAR, _doubt(embeddings.shape[1])),
+            *(NEAR, _tie_margin(embeddings.shape[1])),
         )
         cosine = geometry.metric is COSINE
         full = embeddings.dtype == torch.float32
@@ -127,7 +127,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
     return out[:, :, :n]
 
 
-def _doubt(width: int) -> float:
+def _tie_margin(width: int) -> float:
     """How far ``|x - y|^2`` can be off, as a share of ``size_x + size_y``.
 
     Tensor cores cut digits off a sum instead of rounding it. Cuts add up, since all are towards zero. Measured on an
@@ -171,7 +171,7 @@ def _panel_kernel(
     slack,
     factor,
     near_share,
-    doubt,
+    tie_margin,
     COSINE: tl.constexpr,
     FILL: tl.constexpr,
     TILE: tl.constexpr,
@@ -209,7 +209,7 @@ def _panel_kernel(
         dot22 = tl.dot(x2, tl.trans(x2), dot22)
     first, second, third = (i0, token0), (i1, token1), (i2, token2)
     factors = (size, weight, radius)
-    limits = (n, out_stride, slack, factor, near_share, doubt)
+    limits = (n, out_stride, slack, factor, near_share, tie_margin)
     _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE, False)
     _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE, False)
     _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE, False)
@@ -235,7 +235,7 @@ def _tile_kernel(
     slack,
     factor,
     near_share,
-    doubt,
+    tie_margin,
     first_pair,
     COSINE: tl.constexpr,
     FILL: tl.constexpr,
@@ -268,7 +268,7 @@ def _tile_kernel(
             else:
                 products = tl.dot(x, tl.trans(y), products)
         factors = (size, weight, radius)
-        limits = (n, out_stride, slack, factor, near_share, doubt)
+        limits = (n, out_stride, slack, factor, near_share, tie_margin)
         mirror = True if FULL else first != second
         _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, mirror, FILL, COSINE, FULL)
     else:
@@ -296,7 +296,7 @@ def _finish(
     i, token_i = rows
     j, token_j = columns
     size, weight, radius = factors
-    n, out_stride, slack, factor, near_share, doubt = limits
+    n, out_stride, slack, factor, near_share, tie_margin = limits
     if FILL | ((tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)):
         real_i = token_i >= 0
         real_j = token_j >= 0
@@ -313,7 +313,7 @@ def _finish(
         others = real_i[:, None] & real_j[None, :] & (i[:, None] != j[None, :])
         reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
         limit = 2.0 * reach if COSINE else reach * reach
-        near = others & ((squared < near_share * sizes) | (tl.abs(squared - limit) <= doubt * sizes))
+        near = others & ((squared < near_share * sizes) | (tl.abs(squared - limit) <= tie_margin * sizes))
         any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
         distance = squared * 0.5 if COSINE else tl.sqrt(squared)
         cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
@@ -355,7 +355,7 @@ def _near_kernel(
     slack,
     factor,
     near_share,
-    doubt,
+    tie_margin,
     COSINE: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,

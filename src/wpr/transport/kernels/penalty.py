@@ -25,13 +25,13 @@ class Penalties:
     """Of each position.
 
     penalty: ``(P, n)`` of all support entries. divergence: ``(P,)``.
-    isolated_share: ``(P,)`` share of tokens without a neighbour, among those that one of the two can emit.
+    isolated_fraction: ``(P,)`` share of tokens without a neighbour, among those that one of the two can emit.
     leftover_policy, leftover_reference: ``(P,)`` the dummy's masses. support_size: ``(P,)`` entries in use.
     """
 
     penalty: Tensor
     divergence: Tensor
-    isolated_share: Tensor
+    isolated_fraction: Tensor
     leftover_policy: Tensor
     leftover_reference: Tensor
     support_size: Tensor

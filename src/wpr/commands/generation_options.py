@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wpr.evaluation.generation import Asked, Drawing, Speaker
+    from wpr.evaluation.generation import EncodedPrompt, LoadedModel, SamplingParams
     from wpr.evaluation.response_file import ResponseFile
 
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")]
@@ -36,7 +36,7 @@ RESTART = "make it anew with --restart (the old file is kept as .old), or write 
 
 
 @dataclass(frozen=True)
-class How:
+class GenerationOptions:
     """Options that do not change what is answered, and what to do with files that other options made."""
 
     batch_size: int
@@ -56,15 +56,21 @@ def one_of_both(run: Path | None, models: Sequence[str] | None) -> None:
 
 
 def answer(
-    path: Path, name: str, speaker: Speaker, asked: Sequence[Asked], drawing: Drawing, how: How, **facts: Any
+    path: Path,
+    name: str,
+    speaker: LoadedModel,
+    asked: Sequence[EncodedPrompt],
+    drawing: SamplingParams,
+    how: GenerationOptions,
+    **facts: Any,
 ) -> ResponseFile:
     """The file of a model's responses, made now or before."""
     from wpr.commands.progress import moving
-    from wpr.evaluation.generation import generate_file, header_of, made_otherwise, set_aside
+    from wpr.evaluation.generation import generate_file, header_of, set_aside, settings_differ
     from wpr.pipeline.environment import versions
 
     header = header_of(speaker, asked, drawing, name=name, **facts, versions=versions())
-    if how.restart and made_otherwise(path, header):
+    if how.restart and settings_differ(path, header):
         moved = set_aside(path)
         typer.echo(f"{path.name}: made anew" + (f"; the old one is {moved}" if moved else ""), err=True)
     with moving(path.name, len(asked)) as advance:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from wpr.findings import Finding
 
 
-def keep(finding: Finding, folder: Path) -> None:
+def save_and_print(finding: Finding, folder: Path) -> None:
     """Save a finding with its figures, and print it."""
     from wpr.findings import as_text, save
     from wpr.report import draw_figure

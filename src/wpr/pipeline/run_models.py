@@ -10,7 +10,7 @@ from typing import Any
 from wpr.data import DataError, DataSettings, Encoder, Row, SplitSettings, load_corpus, ppo_rows, split_corpus
 from wpr.evaluation.code_tasks import CodeTask, apps_row_task
 from wpr.evaluation.fingerprints import weights_fingerprint
-from wpr.evaluation.generation import Asked, Speaker
+from wpr.evaluation.generation import EncodedPrompt, LoadedModel
 from wpr.evaluation.prompts import prompt_id
 from wpr.pipeline.errors import OptionError, RunFolderError
 from wpr.pipeline.finished_run import REFERENCE, FinishedRun, device_of
@@ -90,7 +90,7 @@ class RunModels:
             )
         return rows
 
-    def asked(self, tokenizer: Any, limit: int | None = None) -> list[Asked]:
+    def asked(self, tokenizer: Any, limit: int | None = None) -> list[EncodedPrompt]:
         """The first held-out prompts, as PPO was given them: without repetitions, and without those that are too long
         for it.
         """
@@ -98,7 +98,7 @@ class RunModels:
             dataclasses.replace(row, columns={**row.columns, ID_COLUMN: prompt_id(row)}) for row in self.held_out()
         ]
         made, _ = ppo_rows(named, Encoder(tokenizer, self.settings))
-        return [Asked(row[ID_COLUMN], row["prompt"], row["input_ids"]) for row in made[:limit]]
+        return [EncodedPrompt(row[ID_COLUMN], row["prompt"], row["input_ids"]) for row in made[:limit]]
 
     def code_tasks(self, limit: int | None = None) -> list[CodeTask]:
         """The held-out programming problems, for a run on data of APPS's format."""
@@ -118,7 +118,7 @@ def load_speaker(
     device: str | None = None,
     tokenizer: Any = None,
     own_stops: bool = True,
-) -> Speaker:
+) -> LoadedModel:
     """Load a model that answers.
 
     settings: whose ``template`` says how prompts become tokens. tokenizer: the model's own where none is given.
@@ -132,7 +132,7 @@ def load_speaker(
     if own_stops:
         own = model.generation_config.eos_token_id
         stops.update([] if own is None else own if isinstance(own, list) else [own])
-    return Speaker(
+    return LoadedModel(
         model, tokenizer, name, weights_fingerprint(name), tuple(sorted(stops)), "chat" if encoder.chat else "text"
     )
 
