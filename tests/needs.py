@@ -25,7 +25,7 @@ def bubblewrap() -> str | None:
     from wpr.rewards.code import isolation
 
     found = isolation()
-    return None if found.available else f"{found.reason}; `apt install bubblewrap`"
+    return None if found.available else f"{found.reason}; `apt install bubblewrap`, and see docs/code-rewards.md"
 
 
 def chromium() -> str | None:
@@ -64,6 +64,8 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "triton": triton,
     "a C++ compiler": compiler,
 }
+if not NEEDS.keys() >= REQUIRED:
+    raise ValueError(f"WPR_REQUIRE={os.environ['WPR_REQUIRE']}: known are {', '.join(NEEDS)}, with commas between")
 
 
 @functools.cache

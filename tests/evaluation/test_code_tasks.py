@@ -59,6 +59,7 @@ def test_completions(response: str, expected: str) -> None:
         ("```python\nfrom __future__ import annotations\ndef quadruple(x):\n    return 4 * x\n```", "passed"),
         ("```\ndef quadruple(x):\n    return 4 * x\nprint(quadruple(2))\n", "passed"),  # cut off, no closing fence
         ("```python\n    return double(double(x))\n```", "passed"),  # only the body
+        ("1. So:\n    ```python\n    y = double(x)\n    return double(y)\n    ```", "passed"),  # as far in as its fence
         ("def quadruple(x):\n    return 4 * x", "passed"),
         ("```python\ndef quadruple(x):\n    return 5 * x\n```", "wrong"),
         ("```python\ndef check(candidate):\n    pass\ndef quadruple(x):\n    return 0\n```", "wrong"),

@@ -32,6 +32,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("scorer:\n  kin: model\n", "line 6: unknown setting scorer.kin; did you mean scorer.kind?"),
         ("evaluation:\n  prompt: 1\n", "line 6: unknown setting evaluation.prompt; did you mean evaluation.prompts?"),
         ("prepare:\n  functoin: a:b\n", "line 6: unknown setting prepare.functoin; did you mean prepare.function?"),
+        *(
+            (f"{section}: {value}\n", f"line 5: {section}=")
+            for section in ("policies", "sweeps")
+            for value in ("[]", "''", "0", "false")
+        ),
         ("policies:\n  a:\n    pppo: {}\n", "line 7: unknown setting policies.a.pppo; did you mean policies.a.ppo?"),
         ("sweeps:\n  s:\n    gird: {}\n", "line 7: unknown setting sweeps.s.gird; did you mean sweeps.s.grid?"),
         ("ppo.beta: 0.5\n", "line 5: unknown setting ppo.beta;"),

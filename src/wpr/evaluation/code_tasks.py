@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ REQUEST = (
 HEAD = r"(?:async[ \t]++def|def)[ \t]++{}\b"
 """Of a function. White space within a line only: going over all lines that follow, from each of them, takes long."""
 
+BODY_AT_MARGIN = re.compile(r"^(?:return|yield)\b", re.MULTILINE)
 FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
@@ -119,7 +121,8 @@ def answered(prompt: str, entry: str, response: str) -> str:
     """
     block = program_of(response)
     if not re.search(rf"\n[ \t\f]*+{HEAD.format(re.escape(entry))}", f"\n{block}"):
-        return prompt + block
+        # A `return` at the margin can only be a body whose indentation went with its fence's.
+        return prompt + (textwrap.indent(block, "    ") if BODY_AT_MARGIN.search(block) else block)
     futures = "".join(FUTURE.findall(block))  # must stand first
     return f"{futures}{before_function(prompt, entry)}\n{FUTURE.sub('', block)}"
 

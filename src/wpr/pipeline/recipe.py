@@ -233,12 +233,11 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
     for name in ("name", "model", "data"):
         if values.get(name) is None:
             raise RecipeError(f"{where('')}: {name} is missing; every recipe needs one")
-    values["sweeps"] = values.get("sweeps") or {}
-    # A policy that is null was taken out by a recipe that builds on another one.
-    policies = values.get("policies") or {}
-    if isinstance(policies, Mapping):
-        policies = {name: own for name, own in policies.items() if own is not None}
-    values["policies"] = policies
+    for section in ("sweeps", "policies"):
+        values[section] = {} if values.get(section) is None else values[section]
+    if isinstance(values["policies"], Mapping):
+        # A policy that is null was taken out by a recipe that builds on another one.
+        values["policies"] = {name: own for name, own in values["policies"].items() if own is not None}
     for section in STAGES:
         values[section] = _stage(section, values.get(section), where)
     recipe: Recipe = build(Recipe, values, "", where)

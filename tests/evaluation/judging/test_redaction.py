@@ -35,6 +35,12 @@ def test_only_the_key_is_removed_where_it_can_be_seen() -> None:
             assert Secret(key).remove_from(f"100% {form}, \\alpha") == f"100% {REMOVED}, \\alpha"
 
 
+def test_a_word_for_a_key_costs_no_more_than_the_word() -> None:
+    """Servers at home take any key; texts about them have the word in other letters."""
+    answer = '{"comparison": "A explains LM-Studio well", "choice": "A"}'
+    assert Secret("lm-studio").remove_from(answer) == answer.replace("LM-Studio", REMOVED)
+
+
 WAYS = ["{}", "\\u{:04x}", "\\u{:04X}", "\\\\u{:04x}", "%{:02x}", "%25{:02X}", "\\u0025{:02x}"]
 
 

@@ -58,8 +58,10 @@ class Secret:
         """
         if len(self._value) < SHORTEST:
             return text
+        lowered = text.lower()
         for form in self._forms:
-            text = text.replace(form, REMOVED)
+            if form.lower() in lowered:  # in any case: a header's name, for one, comes in small letters
+                text = re.sub(re.escape(form), REMOVED, text, flags=re.IGNORECASE)
         plain = _unescaped(text)
         return REMOVED if plain is None or any(form in plain for form in self._unescaped_forms) else text
 

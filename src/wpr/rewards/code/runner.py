@@ -40,7 +40,8 @@ class Runner:
             raise ValueError(f"workers={workers} runs nothing; give 1 or more, or None for one per processor")
         self.limits = limits or Limits()
         usable = usable_processors()
-        share = max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+        share = max(1, usable // max(1, int(processes) if processes.isdecimal() else 1))
         self.workers = min(workers or share, usable)
         self.stop_early = stop_early
         found = isolation()
