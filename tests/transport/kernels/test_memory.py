@@ -6,7 +6,7 @@ NaN alone would not do. It is no edge of a neighbour list, for instance, where a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -25,11 +25,11 @@ BEFORE = (float("nan"), 0.25)
 
 
 def tensors(result: Any) -> list[Tensor]:
-    """All tensors of a result, in one order."""
+    """All tensors of a result, in one order; of a solution, not those of the problem."""
     if isinstance(result, Tensor):
         return [result]
     if is_dataclass(result):
-        result = astuple(result)
+        result = [getattr(result, field.name) for field in fields(result) if field.name != "problem"]
     parts = result.values() if isinstance(result, dict) else result
     return [tensor for part in parts if part is not None for tensor in tensors(part)]
 
