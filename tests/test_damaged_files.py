@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.ppo import tiny
 from wpr.analysis.bert_score import Encoder
 from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model
-from wpr.pipeline.models import check_model, load_causal
+from wpr.pipeline.models import check_model, load_causal, load_tokenizer
 from wpr.pipeline.recipe import ModelSettings
 from wpr.ppo.parts import load_critic, load_policy
 from wpr.rewards import RewardModel
@@ -71,6 +71,60 @@ def test_a_shard_that_is_missing(tmp_path: Path) -> None:
         refuse_damaged_model(str(tmp_path))
 
 
+def leave_an_old_index(folder: Path) -> None:
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-00001-of-00002.bin"}}')
+
+
+def leave_a_pointer(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def leave_a_stray_file(folder: Path) -> None:
+    (folder / "model-tmp.safetensors").write_bytes(b"half")
+
+
+def leave_an_adapter_without_settings(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "5KB"])
+@pytest.mark.parametrize(
+    "leave", [leave_an_old_index, leave_a_pointer, leave_a_stray_file, leave_an_adapter_without_settings]
+)
+def test_weights_that_transformers_does_not_read(
+    leave: Callable[[Path], None], shard_size: str, tmp_path: Path
+) -> None:
+    tiny.policy().save_pretrained(tmp_path, max_shard_size=shard_size)
+    leave(tmp_path)
+    load_policy(str(tmp_path), None)
+    weights = sorted(tmp_path.glob("model-0*.safetensors")) or [tmp_path / "model.safetensors"]
+    weights[-1].write_bytes(b"")
+    with pytest.raises(DamagedFileError, match=f"{weights[-1].name} is damaged"):
+        load_policy(str(tmp_path), None)
+
+
+def test_of_an_adapter_its_own_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    WRITERS["model.safetensors"](tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refuse_damaged_model(str(tmp_path))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(DamagedFileError, match=r"adapter_model\.safetensors is damaged"):
+        refuse_damaged_model(str(tmp_path))
+
+
+def test_a_torch_file_overwritten_near_its_start(tmp_path: Path) -> None:
+    """The record at its end is whole, and torch would say "Weights only load failed", without the file's name."""
+    path = tmp_path / "optimizer.pt"
+    torch.save({"state": {f"layer.{i}.weight": torch.randn(50) for i in range(50)}}, path)
+    assert first_damaged([path]) is None
+    content = bytearray(path.read_bytes())
+    content[200:4000] = bytes(3800)
+    path.write_bytes(content)
+    assert (first_damaged([path]) or "").startswith(f"{path} is damaged ({len(content)} bytes, Bad CRC-32")
+
+
 @pytest.mark.parametrize(
     "load",
     [
@@ -91,14 +145,66 @@ def test_whoever_loads_a_model_names_the_file_and_the_remedy(load: Callable[[str
     assert f"move {tmp_path} away and run the same command again" in str(caught.value)
 
 
-def test_a_model_in_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
-    tiny.policy().save_pretrained(snapshot)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of revision main of some/model in the hub's cache."""
+    folder = tmp_path / "models--some--model" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    return folder
+
+
+def test_a_model_in_the_hub_s_cache(snapshot: Path) -> None:
+    tiny.policy().save_pretrained(snapshot)
     refuse_damaged_model("some/model")
     (snapshot / "model.safetensors").write_bytes(b"")
-    with pytest.raises(DamagedFileError, match="model.safetensors is damaged"):
+    with pytest.raises(DamagedFileError, match="model.safetensors is damaged") as caught:
         refuse_damaged_model("some/model")
+    assert str(caught.value).endswith("; download it again with `hf download some/model --force-download`")
+
+
+def test_a_download_that_was_interrupted(snapshot: Path) -> None:
+    tiny.policy().save_pretrained(snapshot, max_shard_size="5KB")
+    first, *others = sorted(snapshot.glob("model-*.safetensors"))
+    for shard in others:
+        shard.unlink()
+    refuse_damaged_model("some/model")  # the others are fetched
+    first.write_bytes(b"")
+    with pytest.raises(DamagedFileError, match=f"{first.name} is damaged"):
+        refuse_damaged_model("some/model")
+    first.unlink()
+    refuse_damaged_model("some/model")
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {')
+    with pytest.raises(DamagedFileError, match=r"index\.json is damaged"):
+        refuse_damaged_model("some/model")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda name: load_causal(ModelSettings(name, revision="v2")),
+        lambda name: load_tokenizer(name, "v2"),
+        lambda name: check_model(name, "model.name", "v2"),
+    ],
+)
+def test_the_revision_that_is_loaded_is_looked_at(
+    load: Callable[[str], object], snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    for auto in ("AutoModelForCausalLM", "AutoTokenizer", "AutoConfig"):
+        monkeypatch.setattr(
+            f"transformers.{auto}.from_pretrained",
+            lambda name, revision, **options: loaded.append(revision) or tiny.tokenizer(),
+        )
+    tiny.policy().save_pretrained(snapshot)
+    (snapshot / "model.safetensors").write_bytes(b"")  # of main
+    tiny.policy().save_pretrained(snapshot.with_name("def"))
+    (snapshot.parents[1] / "refs" / "v2").write_text("def")
+    load("some/model")
+    assert loaded == ["v2"]
+    (snapshot.with_name("def") / "config.json").write_text("{")
+    with pytest.raises(DamagedFileError, match="`hf download some/model --revision v2 --force-download`"):
+        load("some/model")

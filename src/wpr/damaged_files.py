@@ -7,32 +7,55 @@ milliseconds, and what is found is found before anything is loaded.
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-MODEL_FILES = (
+SETTINGS_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json",
-    "*.index.json", "model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin",
 )  # fmt: skip
-"""What transformers and PEFT read of a model's folder; what else lies there is its owner's affair."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Where transformers and PEFT look for weights: the first of these that exists is read, and no other."""
 
 
 class DamagedFileError(ValueError):
     """A model that cannot be loaded; the message names the file and what to do."""
 
 
-def refuse_damaged_model(name: str) -> None:
-    """Refuse a model's folder, or a hub model in the local cache, with a file that is not whole."""
-    folder = Path(name) if Path(name).is_dir() else _cached(name)
-    if folder is None:
+def refuse_damaged_model(name: str, revision: str | None = None) -> None:
+    """Refuse a model's folder, or a hub model in the local cache, with a file that is not whole. Only what transformers
+    and PEFT read is looked at. Shards that the cache does not have yet are no damage: from_pretrained fetches them.
+    """
+    folder = Path(name)
+    if is_cached := not folder.is_dir():
+        cached = _cached(name, revision)
+        if cached is None:
+            return
+        folder = cached
+    weights = weights_file(folder)
+    shards = [] if weights is None else _shards(weights)
+    files = [*(folder / file for file in SETTINGS_FILES), *shards]
+    if weights is not None and not (is_cached and shards):
+        files.append(weights)
+    found = first_damaged(files)
+    if found is None:
         return
-    found = first_damaged(path for pattern in MODEL_FILES for path in folder.glob(pattern))
-    if found is not None:
-        raise DamagedFileError(
-            f"{found}; copy or download it again. If a run made the model, move {folder} away and run the same command "
-            "again: its stage is then finished anew, from its last checkpoint"
-        )
+    if is_cached:
+        at = f" --revision {revision}" if revision else ""
+        raise DamagedFileError(f"{found}; download it again with `hf download {name}{at} --force-download`")
+    raise DamagedFileError(
+        f"{found}; copy or download it again. If a run made the model, move {folder} away and run the same command "
+        "again: its stage is then finished anew, from its last checkpoint"
+    )
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The file that the weights of a model or adapter are read from, which may be an index of shards."""
+    names = ADAPTER_WEIGHTS if (folder / "adapter_config.json").is_file() else WEIGHTS
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def first_damaged(paths: Iterable[Path]) -> str | None:
@@ -62,35 +85,51 @@ def _safetensors(path: Path) -> str | None:
 
 
 def _torch(path: Path) -> str | None:
+    size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(2)
     if start == b"\x80\x02":
         return None  # torch's format before 1.6, which has no end that could be looked for
-    if zipfile.is_zipfile(path):  # by the record at the end
-        return None
-    return f"{path.stat().st_size} bytes, " + ("its end is missing" if start == b"PK" else "not a file of torch.save")
+    if not zipfile.is_zipfile(path):  # by the record at the end
+        return f"{size} bytes, " + ("its end is missing" if start == b"PK" else "not a file of torch.save")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:  # its header is compared with the list at the end
+                    if name.endswith("/data.pkl"):  # all but the numbers of the tensors
+                        member.read()  # its checksum is compared
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError) as error:
+        return f"{size} bytes, {error}"
+    return None
 
 
 def _json(path: Path) -> str | None:
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         return f"{path.stat().st_size} bytes, not JSON: {str(error).splitlines()[0]}"
+    missing = next((shard for shard in _shards(path) if not shard.is_file()), None)
+    return f"it lists {missing.name}, which is missing" if missing is not None else None
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index of weights lists; none for other files, and for an index that is damaged."""
+    if not index.name.endswith(".index.json"):
+        return []
+    try:
+        content = json.loads(index.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return []
     shards = content.get("weight_map") if isinstance(content, dict) else None
-    missing = sorted({str(name) for name in shards.values()} - _names(path.parent)) if isinstance(shards, dict) else []
-    return f"it lists {missing[0]}, which is missing" if missing else None
+    return [index.parent / name for name in sorted({*map(str, shards.values())})] if isinstance(shards, dict) else []
 
 
-def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def _cached(name: str) -> Path | None:
+def _cached(name: str, revision: str | None) -> Path | None:
     """The folder of a hub model that was downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
     except ValueError:  # no name of the hub
         return None
     return Path(found).parent if isinstance(found, str) else None

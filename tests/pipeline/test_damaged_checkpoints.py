@@ -104,6 +104,32 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert metrics(output, stage) == metrics(whole_run, stage)
 
 
+@pytest.mark.parametrize(
+    ("stage", "file"),
+    [
+        ("sft", "optimizer.pt"),
+        ("sft", "0-logs_state.pt"),
+        ("reward", "model.safetensors"),
+        ("ppo/rkl", "ppo_state_0.pt"),
+    ],
+)
+def test_a_checkpoint_that_lost_a_file_falls_back_to_the_one_before(
+    here: Here, whole_run: Path, output: Path, stage: str, file: str
+) -> None:
+    killed_before_done(output, stage)
+    checkpoints = output / stage / "checkpoints"
+    _, newer = sorted(checkpoints.glob("checkpoint-*"))
+    (newer / file).unlink()
+    finished = here.succeeds(STAGES[stage], "tiny", *SMALL, f"output={output}")
+    (note,) = [line for line in finished.stderr.splitlines() if "damaged" in line]
+    kept = checkpoints / f"damaged-{newer.name}"
+    assert note == (
+        f"Note: {newer} is damaged ({file} is missing); it is kept in {kept}, and the stage goes on from before it"
+    )
+    check_same(output, whole_run, stage)
+    assert metrics(output, stage) == metrics(whole_run, stage)
+
+
 @pytest.mark.parametrize("stage", ["sft", "ppo/rkl"])
 def test_without_a_whole_checkpoint_the_stage_begins_again(
     here: Here, whole_run: Path, output: Path, stage: str

@@ -88,6 +88,12 @@ def test_a_damaged_manifest(text: str, told: str, tmp_path: Path) -> None:
     assert str(tmp_path / "manifest.json") in str(caught.value)
 
 
+def test_a_manifest_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As some editors save it; the report reads it too."""
+    (tmp_path / "manifest.json").write_text('{"format": 1, "stages": {}}', encoding="utf-8-sig")
+    assert RunFolder(tmp_path).manifest == {"format": FORMAT, "stages": {}}
+
+
 @pytest.mark.parametrize(
     "name", ["prepare", "sft", "reward", "ppo/rkl", "ppo/semantic+beta=0.1+lam=1e-05", "ppo/größe"]
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.ppo import tiny
-from wpr.ppo.checkpoints import last_complete_checkpoint
+from wpr.ppo.checkpoints import damage, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 NOT_COMPARED = ("seconds_", "peak_memory", "train_", "total_flos")
@@ -106,6 +106,98 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> N
     again = run(tmp_path, resume=True, max_steps=6, save_total_limit=None)
     assert again.state.global_step == 6
     assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one process."""
+    folder = tmp_path_factory.mktemp("run")
+    run(folder, max_steps=3)
+    return folder / "checkpoint-3"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors", "config.json", "critic/model.safetensors", "critic/config.json", "optimizer.pt",
+        "scheduler.pt", "rng_state.pth", "ppo_state_0.pt",
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_lost_a_file_is_passed_over(name: str, written: Path, tmp_path: Path) -> None:
+    for step in (3, 6):
+        shutil.copytree(written, tmp_path / f"checkpoint-{step}")
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+    (tmp_path / "checkpoint-6" / name).unlink()
+    assert damage(tmp_path / "checkpoint-6") == f"{tmp_path / 'checkpoint-6'} is damaged ({name} is missing)"
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+
+
+@pytest.mark.parametrize("first", [0, 2])  # 2: the second node's folder, with save_on_each_node
+def test_a_checkpoint_of_two_processes(first: int, written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written, tmp_path / "checkpoint-3")
+    (folder / "rng_state.pth").rename(folder / f"rng_state_{first}.pth")
+    (folder / "ppo_state_0.pt").rename(folder / f"ppo_state_{first}.pt")
+    assert damage(folder) is None
+    own = ("rng_state_{}.pth", "ppo_state_{}.pt")
+    for name in own:
+        shutil.copy(folder / name.format(first), folder / name.format(first + 1))
+    assert damage(folder) is None
+    for name in own:
+        for rank in (first, first + 1):
+            gone = (folder / name.format(rank)).rename(tmp_path / "away")
+            assert damage(folder) == f"{folder} is damaged ({name.format(rank)} is missing)"
+            gone.rename(folder / name.format(rank))
+
+
+@pytest.mark.parametrize("partitions", ["global_step3", "pytorch_model_fsdp_0"])
+def test_a_checkpoint_of_deepspeed_or_fsdp(partitions: str, written: Path, tmp_path: Path) -> None:
+    """Weights and optimizer are in folders of theirs."""
+    folder = shutil.copytree(written, tmp_path / "checkpoint-3")
+    (folder / partitions).mkdir()
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "critic")
+    assert damage(folder) is None
+    (folder / "rng_state.pth").unlink()
+    assert damage(folder) == f"{folder} is damaged (rng_state.pth is missing)"
+
+
+def test_a_checkpoint_without_the_optimizer_by_choice(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=3, save_only_model=True)
+    assert damage(tmp_path / "checkpoint-3") is None
+    shutil.rmtree(tmp_path / "checkpoint-3" / "critic")
+    (tmp_path / "checkpoint-3" / "model.safetensors").unlink()
+    assert damage(tmp_path / "checkpoint-3") is not None
+
+
+@pytest.mark.parametrize("adapter", ["default", "mine"])
+def test_a_checkpoint_of_an_adapter(adapter: str, written: Path, tmp_path: Path) -> None:
+    """Of policy and critic; those that are not called "default" have folders of their own."""
+    peft = pytest.importorskip("peft")
+    folder = shutil.copytree(written, tmp_path / "checkpoint-3")
+    parts = {
+        "model.safetensors": (folder, tiny.policy()),
+        "critic/model.safetensors": (folder / "critic", tiny.critic()),
+    }
+    for full, (part, model) in parts.items():
+        peft.get_peft_model(model, peft.LoraConfig(r=2), adapter_name=adapter).save_pretrained(part)
+        for name in (full, full.replace("model.safetensors", "config.json")):
+            (folder / name).unlink()
+        assert damage(folder) is None, full
+    for part in ("", "critic/"):
+        name = f"{part}{'' if adapter == 'default' else 'mine/'}adapter_model.safetensors"
+        gone = (folder / name).rename(tmp_path / "away")
+        assert damage(folder) == f"{folder} is damaged ({name} is missing)"
+        gone.rename(folder / name)
+
+
+def test_a_checkpoint_of_a_shared_backbone(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written, tmp_path / "checkpoint-3")
+    (folder / "critic" / "model.safetensors").rename(folder / "value_head.safetensors")
+    shutil.rmtree(folder / "critic")
+    assert damage(folder) is None
+    (folder / "value_head.safetensors").unlink()
+    assert damage(folder) == f"{folder} is damaged (critic or value_head.safetensors is missing)"
 
 
 def test_overwriting_a_checkpoint_takes_its_mark_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     arguments = trainer_arguments(recipe, kind, folder.stage(name), process_count(), has_bf16())
     make_config(kind, device_arguments() | arguments)
     configs = {
-        setting: check_model(model, setting) for setting, model in _models(recipe, kind) if "{prepare}" not in model
+        setting: check_model(model, setting, recipe.model.revision if setting == "model.name" else None)
+        for setting, model in _models(recipe, kind)
+        if "{prepare}" not in model
     }
     if kind == "ppo" and "model.name" in configs:
         check_regularizers(name, recipe, configs["model.name"].get_text_config().vocab_size)

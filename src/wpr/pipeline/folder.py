@@ -82,7 +82,7 @@ class RunFolder:
                 )
             return {"format": FORMAT, "stages": {}}
         try:
-            manifest: dict[str, Any] = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+            manifest: dict[str, Any] = json.loads(self.manifest_path.read_text(encoding="utf-8-sig"))
             if manifest["format"] != FORMAT:
                 raise RunFolderError(
                     f"{self.manifest_path} has format {manifest['format']}, this release writes format {FORMAT}; use "

@@ -85,22 +85,22 @@ def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
 
 def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
     options = {key: value for key, value in options.items() if value is not None}
-    refuse_damaged_model(name)
+    refuse_damaged_model(name, options.get("revision"))
     try:
         return auto.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(name, role, setting, error) from error
 
 
-def check_model(name: str, setting: str) -> Any:
+def check_model(name: str, setting: str, revision: str | None = None) -> Any:
     """The model's configuration, which is small. A model that is neither here nor on the hub is refused, and one whose
     files are not whole.
     """
     from transformers import AutoConfig
 
-    refuse_damaged_model(name)
+    refuse_damaged_model(name, revision)
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(name, "model", setting, error) from error
 

@@ -16,14 +16,13 @@ from trl import RewardTrainer, SFTTrainer
 from wpr.atomic_io import write_atomically
 from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
-from wpr.ppo.checkpoints import checkpoints_in, damage, is_finished, last_complete_checkpoint
+from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
 from wpr.report.files import read_lines
 from wpr.report.problems import Problems
 
 logger = logging.getLogger(__name__)
 
-_STATE = "logs_state.pt"
 TIMES = ("runtime", "per_second", "preparation_time", "seconds_", "peak_memory", "total_flos")
 """Parts of the names of metrics that tell of the machine, not of the model."""
 
@@ -94,7 +93,7 @@ class _Resumable:
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
         }
-        torch.save(state, Path(output_dir) / f"{self.args.process_index}-{_STATE}")  # type: ignore[attr-defined]
+        torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))  # type: ignore[attr-defined]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if (state := self._gathered()) is not None:
@@ -111,7 +110,7 @@ class _Resumable:
         """What the checkpoint had gathered, when it is asked for the first time."""
         if self._from is None:
             return None
-        path, self._from = self._from / f"{self.args.process_index}-{_STATE}", None  # type: ignore[attr-defined]
+        path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None  # type: ignore[attr-defined]
         return torch.load(path, weights_only=True) if path.exists() else None
 
 

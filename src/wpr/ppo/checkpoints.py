@@ -6,7 +6,7 @@ checkpoint-<step>/                the policy, as an ordinary transformers (or PE
     ppo_state_<rank>.pt           beta, running moments, metrics, and the rollout if it is not used up yet
     trainer_state.json            written last, once all processes are done: a folder without it was never finished
 
-A folder that was finished may still have been damaged since, by a full disk or a broken copy.
+A folder that was finished may still have been damaged since, or have lost files, by a full disk or a broken copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wpr.damaged_files import first_damaged
+from wpr.damaged_files import first_damaged, weights_file
 from wpr.language_models import is_peft
 from wpr.ppo.actor_critic import ActorCritic
 
@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 CRITIC = "critic"
 VALUE_HEAD = "value_head.safetensors"
+PPO_STATE = "ppo_state_{}.pt"
+LOGS_STATE = "{}-logs_state.pt"
+"""Per process: what `PPOTrainer` keeps, and what the trainers of SFT and reward stages have gathered for their log."""
+PARTITIONED = ("global_step*", "latest", "pytorch_model_fsdp*")
+"""What DeepSpeed and FSDP write in place of weights and optimizer."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -41,9 +46,55 @@ def damage(folder: Path) -> str | None:
     found = first_damaged(folder.rglob("*"))
     if found is not None:
         return found
+    if (missing := next(_missing(folder), None)) is not None:
+        return f"{folder} is damaged ({missing} is missing)"
     state = json.loads((folder / "trainer_state.json").read_bytes().decode("utf-8-sig"))
     has_step = isinstance(state, dict) and isinstance(state.get("global_step"), int)
     return None if has_step else f"{folder / 'trainer_state.json'} is damaged (it has no global_step)"
+
+
+def _missing(folder: Path) -> Iterator[str]:
+    """Files that are not there and that the trainers always write."""
+    has_critic, has_head = (folder / CRITIC).is_dir(), (folder / VALUE_HEAD).is_file()
+    is_ppo = has_critic or has_head or any(folder.glob(PPO_STATE.format("*")))
+    is_partitioned = any(any(folder.glob(pattern)) for pattern in PARTITIONED)
+    if not is_partitioned:
+        yield from _missing_weights(folder)
+        if has_critic:
+            yield from (f"{CRITIC}/{name}" for name in _missing_weights(folder / CRITIC))
+        elif is_ppo and not has_head:
+            yield f"{CRITIC} or {VALUE_HEAD}"
+    own = PPO_STATE if is_ppo else LOGS_STATE
+    numbered = _ranks(folder, "rng_state_{}.pth")
+    ranks = numbered | _ranks(folder, own) or {0}
+    rng = "rng_state_{}.pth" if numbered or max(ranks) > 0 else "rng_state.pth"
+    # Ranks begin at 0, but for save_on_each_node=True.
+    names = [pattern.format(rank) for rank in range(min(ranks), max(ranks) + 1) for pattern in (rng, own)]
+    names += [] if is_partitioned else ["optimizer.pt", "scheduler.pt"]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing != names:  # else it was written with save_only_model=True
+        yield from missing
+
+
+def _missing_weights(folder: Path) -> Iterator[str]:
+    """Of a model or of its adapters; PEFT puts adapters that are not called "default" into folders of their own."""
+    configs = folder.rglob("adapter_config.json")
+    adapters = [config.parent for config in configs if CRITIC not in config.relative_to(folder).parts]
+    for adapter in adapters:
+        if weights_file(adapter) is None:
+            yield str((adapter / "adapter_model.safetensors").relative_to(folder))
+    if not adapters:
+        if weights_file(folder) is None:
+            yield "model.safetensors"
+        if not (folder / "config.json").is_file():
+            yield "config.json"
+
+
+def _ranks(folder: Path, pattern: str) -> set[int]:
+    """The numbers of the processes that wrote such files."""
+    before, after = pattern.split("{}")
+    found = {path.name.removeprefix(before).removesuffix(after) for path in folder.glob(pattern.format("*"))}
+    return {int(rank) for rank in found if rank.isdigit()}
 
 
 def checkpoints_in(output_dir: Path) -> list[Path]:
@@ -131,13 +182,13 @@ def _load(model: Any, folder: Path) -> None:
 def save_state(state: dict[str, Any], folder: Path, rank: int) -> None:
     """Write one process's state: tensors, numbers and text only."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(state, folder / f"ppo_state_{rank}.pt")
+    torch.save(state, folder / PPO_STATE.format(rank))
 
 
 def load_state(folder: Path, rank: int, sizes: dict[str, float]) -> dict[str, Any]:
     """Read it back. Between rollouts ``sizes`` (processes, batches, passes) may change; within one they may not."""
-    path = folder / f"ppo_state_{rank}.pt"
-    path = path if path.exists() else folder / "ppo_state_0.pt"
+    path = folder / PPO_STATE.format(rank)
+    path = path if path.exists() else folder / PPO_STATE.format(0)
     if not path.exists():
         raise FileNotFoundError(
             f"{path} is missing; {folder} is not a checkpoint of PPOTrainer, or was written with save_only_model=True"
