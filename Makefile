@@ -17,7 +17,7 @@ ppo-example: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python examples/ppo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-slow: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python -m pytest -m slow

@@ -124,7 +124,11 @@ class RegularizerSpec:
         """``NAME`` or ``NAME:key=value,...``."""
         name, _, listed = text.partition(":")
         if name not in names():
-            raise ValueError(f"there is no regularizer {name!r}; use one of {', '.join(names())}, as in paper:lam=50")
+            close = difflib.get_close_matches(name.lower(), names(), 1)
+            hint = f" did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"there is no regularizer {name!r};{hint} use one of {', '.join(names())}, as in paper:lam=50"
+            )
         values: dict[str, Any] = {}
         known = cls.setting_types()
         for part in filter(None, listed.split(",")):

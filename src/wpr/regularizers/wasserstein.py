@@ -35,14 +35,8 @@ from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
-from wpr.transport.sinkhorn import (
-    Solution,
-    chunk_size,
-    make_problem,
-    solve_balanced,
-    solve_self,
-    solve_unbalanced,
-)
+from wpr.transport.problem import Solution, mean_potential
+from wpr.transport.sinkhorn import chunk_size, make_problem, solve_balanced, solve_self, solve_unbalanced
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
 KERNEL_COST_BYTES = 640 << 20
@@ -345,20 +339,15 @@ class Wasserstein:
     def _balanced(self, cross: Solution, own: tuple[Solution, Solution] | None) -> tuple[Tensor, Tensor, Tensor]:
         """The same for exact marginals."""
         s = self.settings
-        mean = _mean(cross.problem.log_a, cross.f)
+        mean = mean_potential(cross.problem.log_a, cross.f)
         if own is None:
             return cross.f, mean, cross.value()
         # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
         phi = [one.f + (one.problem.log_a / s.lam).masked_fill(one.problem.padding, 0) for one in own]
-        own_mean_a, own_mean_b = (_mean(one.problem.log_a, x) for one, x in zip(own, phi, strict=True))
+        own_mean_a, own_mean_b = (mean_potential(one.problem.log_a, x) for one, x in zip(own, phi, strict=True))
         return cross.f - phi[0], mean - own_mean_a, cross.value() - own_mean_a - own_mean_b + 1 / s.lam
 
 
 def _growth(potential: Tensor, rho: float) -> Tensor:
     """``exp(-potential / rho)``, bounded at exp(80), which only tokens of no mass exceed."""
     return (-potential / rho).clamp_max(80).exp()
-
-
-def _mean(log_mass: Tensor, potential: Tensor) -> Tensor:
-    """``<mass, potential>`` ``(P,)``."""
-    return (log_mass.exp() * potential).sum(-1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.problems import batch, distribution, log, points_cost, with_gaps
 from wpr.transport import sinkhorn as slow
+from wpr.transport.problem import Problem
 
 pytestmark = pytest.mark.needs("triton")
 
@@ -133,7 +134,7 @@ def test_debiased(n: int, device: str) -> None:
     ours = fast.debiased(*(x.to(device) for x in (a, b, cost)), lam=lam, rho=rho, iterations=60, tolerance=tolerance)
     log_a, log_b, _ = slow.prepare_masses(a.double(), b.double())
     kernel = GibbsKernel(cost.double(), lam)
-    problem = slow.Problem(log_a, log_b, cost.double(), lam, rho)
+    problem = Problem(log_a, log_b, cost.double(), lam, rho)
     sides = [replace(problem, log_a=x, log_b=x) for x in (log_a, log_b)]
     own = [slow.solve_self(side, kernel, 60, tolerance / 100).f for side in sides]
     exact = slow.solve_unbalanced(problem, kernel, 60, tolerance, (own[0], own[1]))

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wpr.transport.sinkhorn import LOG_TINY, Solution
+from wpr.transport.problem import Solution
+from wpr.transport.sinkhorn import LOG_TINY
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from wpr.transport.kernels.iterations import SCRATCH_ROWS, iterate
 from wpr.transport.kernels.neighbour_lists import GROUP, NeighbourLists, neighbour_lists
-from wpr.transport.sinkhorn import LOG_TINY, Problem, Solution, relaxation_schedule
+from wpr.transport.problem import Problem, Solution
+from wpr.transport.sinkhorn import LOG_TINY, relaxation_schedule
 
 DEPTH = 16
 """Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps. It divides 16."""
