@@ -25,7 +25,7 @@ from wpr.regularizers.base import Regularizer
 from wpr.regularizers.f_divergences import Alpha, Estimator
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.wasserstein import Wasserstein
-from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings
+from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings, refuse_unknown_settings
 from wpr.transport.geometry import NEIGHBOURS, TokenGeometry
 
 SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
@@ -99,13 +99,7 @@ class RegularizerSpec:
         if key not in REGULARIZERS:
             make_regularizer(name)  # raises, with the nearest name
         known = cls.setting_types()
-        for setting in settings:
-            if setting not in known:
-                close = difflib.get_close_matches(setting, known, 1)
-                raise TypeError(
-                    f"unknown setting {setting!r}"
-                    + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}")
-                )
+        refuse_unknown_settings(settings, known)
         given = {setting: value for setting, value in settings.items() if value is not None}
         for setting, value in [*given.items(), *([("preset", preset)] if preset is not None else [])]:
             if not has_setting(name, setting):

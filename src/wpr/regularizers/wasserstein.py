@@ -12,7 +12,6 @@ the policy's transport to itself, with potential s. ``docs/numerics.md`` derives
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from wpr.regularizers.base import (
     refuse_impossible_tokens,
     validate_with_one_sync,
 )
-from wpr.regularizers.wasserstein_settings import PRESETS, Preset
+from wpr.regularizers.wasserstein_settings import PRESETS, Preset, refuse_unknown_settings
 from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
@@ -83,14 +82,7 @@ class Wasserstein:
         """
         if preset not in PRESETS:
             raise ValueError(f"preset={preset!r} is unknown; use one of {', '.join(map(repr, PRESETS))}")
-        known = asdict(PRESETS[preset])
-        for name in settings:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                raise TypeError(
-                    f"unknown setting {name!r}"
-                    + (f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}")
-                )
+        refuse_unknown_settings(settings, asdict(PRESETS[preset]))
         self.geometry = geometry
         self.preset: Preset = preset
         self.settings = replace(PRESETS[preset], **settings)

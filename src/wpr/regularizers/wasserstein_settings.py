@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +76,16 @@ class WassersteinSettings:
                 f"floor={self.floor} has no meaning with marginals='unbalanced', whose potentials are always finite; "
                 f"set floor=0"
             )
+
+
+def refuse_unknown_settings(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for the first name that is not known, with the one that is spelled most like it."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+            raise TypeError(f"unknown setting {name!r}; {hint}")
 
 
 PRESETS: dict[str, WassersteinSettings] = {
