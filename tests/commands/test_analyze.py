@@ -328,7 +328,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["penalties", "{run}", "-p", "nobody"], "has no finished policy nobody; finished are: rkl+beta=0.05"),
-        (["penalties", "{run}", "--second", "wassersteen"], "no regularizer 'wassersteen'; did you mean 'wasserstein'?"),
+        (["penalties", "{run}", "--second", "wasserstien"], "'wasserstien'; did you mean 'wasserstein'?"),
         (["penalties", "{run}", "--second", "paper:lamb=3"], "'lamb=3' of 'paper:lamb=3' is no setting"),
         (["penalties", "{run}", "--second", "paper:lam=-3"], "lam=-3.0 must be a finite positive number"),
         (["penalties", "{run}", "--second", "paper:lam=x"], "lam='x' must be"),

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ def main() -> None:
     if torch.distributed.is_initialized():  # else gloo's threads may outlive the interpreter, and abort
         trainer.accelerator.wait_for_everyone()
         torch.distributed.destroy_process_group()
+    if trainer.is_deepspeed_enabled:  # has threads of its own, which abort now and then on a busy machine
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def wide_policy() -> Any:
