@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.report.some_findings import HARMLESS, figures
@@ -192,6 +192,8 @@ def test_text_stays_text() -> None:
     st.booleans(),
     NUMBERS,
 )
+@example(kind="scatter", points=[(5e-324, 0.0, 0.0)], log=False, mark=1.0000000000000002e100)
+@example(kind="scatter", points=[(0.0, 0.0, 0.0)], log=False, mark=5e-324)
 def test_whatever_the_numbers_are_there_is_a_drawing(
     kind: str, points: list[tuple[float, float, float]], log: bool, mark: float
 ) -> None:

@@ -41,8 +41,9 @@ class Axis:
             return None
         known += [value for value in include if _can_be_shown(value, log)]
         low, high = (math.log10(end) if log else end for end in (min(known), max(known)))
-        if high - low <= 1e-9 * max(abs(low), abs(high)):  # too narrow for numbers to be told apart on it
-            room = 0.5 if log else (abs(low) or 1.0) * 0.1
+        size = max(abs(low), abs(high))
+        if high - low <= max(1e-9 * size, 1 / LARGEST):  # too narrow for numbers to be told apart on it
+            room = 0.5 if log else (size if size > 1 / LARGEST else 1.0) * 0.1
             low, high = low - room, high + room
         else:
             low, high = low - margin * (high - low), high + margin * (high - low)
