@@ -9,16 +9,16 @@ from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 
-YARDSTICK = "divergence_"
+DIVERGENCE = "divergence_"
 """Divergences that were measured on every policy alike are called so, and then by name."""
 
 
 def frontier_section(findings: ReportData) -> Section:
     """Score and gold over KL, and over every eval_regularizer divergence."""
     ends = findings.after
-    eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(YARDSTICK)})
+    eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(DIVERGENCE)})
     axes = {"kl": "KL from the SFT model, a token"} | {
-        name: f"{name.removeprefix(YARDSTICK)} divergence, a token" for name in eval_regularizers
+        name: f"{name.removeprefix(DIVERGENCE)} divergence, a token" for name in eval_regularizers
     }
     charts = Charts()
     drawn: list[Markup] = []
