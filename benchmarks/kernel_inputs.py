@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wpr import TokenGeometry
-from wpr.transport.metrics import EUCLIDEAN
+from wpr.transport.distances import EUCLIDEAN
 
 Work = Callable[[], object]
 GROUPS = 256

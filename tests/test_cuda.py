@@ -74,7 +74,7 @@ def test_devices_that_do_not_fit(geometry: TokenGeometry) -> None:
 
 def test_a_recipe_s_geometry_is_measured_on_the_gpu() -> None:
     from tests.ppo import tiny
-    from wpr.pipeline.geometry import regularizer_on
+    from wpr.model_geometry import regularizer_on
     from wpr.regularizers.spec import RegularizerSpec
 
     settings = RegularizerSpec.from_settings("semantic", neighbours=20, k2=16)

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from tests.ppo import tiny
 from wpr.analysis.bert_score import Encoder
+from wpr.config.recipe import ModelSettings
 from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model
-from wpr.pipeline.models import check_model, load_causal, load_tokenizer
-from wpr.pipeline.recipe import ModelSettings
+from wpr.model_loading import check_model, load_causal, load_tokenizer
 from wpr.ppo.parts import load_critic, load_policy
 from wpr.rewards import RewardModel
 

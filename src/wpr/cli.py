@@ -46,7 +46,7 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 def _shipped(incomplete: str) -> list[str]:
     """Completion of recipe names."""
-    from wpr.pipeline.recipe_file import shipped_recipes
+    from wpr.config.recipe_file import shipped_recipes
 
     return [name for name in shipped_recipes() if name.startswith(incomplete)]
 
@@ -201,8 +201,8 @@ def recipes(
 
     [bold]Examples[/bold]: wpr recipes   |   wpr recipes tldr-gemma-2b > mine.yaml
     """
-    from wpr.pipeline.recipe_file import find_recipe, shipped_recipes
-    from wpr.pipeline.yaml_file import read_yaml
+    from wpr.config.recipe_file import find_recipe, shipped_recipes
+    from wpr.config.yaml_file import read_yaml
 
     if name is not None:
         typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
@@ -237,8 +237,8 @@ def doctor(recipe: Annotated[str | None, typer.Argument(help="What would it need
 
     [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
     """
+    from wpr.config.recipe_file import load_recipe
     from wpr.pipeline.doctor import examine, examine_recipe
-    from wpr.pipeline.recipe_file import load_recipe
 
     loaded = None if recipe is None else load_recipe(recipe, overrides or [])
     examine(out)
@@ -261,7 +261,7 @@ def geometry_build(
 
     [bold]Example[/bold]: wpr geometry build runs/tiny/sft/model -o geometry.safetensors
     """
-    from wpr.pipeline.geometry import build_geometry
+    from wpr.model_geometry import build_geometry
 
     out.print(build_geometry(model, output, metric, neighbours, scale))
 
@@ -276,7 +276,7 @@ def geometry_show(
 
     [bold]Example[/bold]: wpr geometry show runs/tiny/sft/model -w house -w good
     """
-    from wpr.pipeline.geometry import show_geometry
+    from wpr.model_geometry import show_geometry
 
     out.print(show_geometry(model, file, words or []), highlight=False)
 
@@ -299,11 +299,11 @@ def _execute(
     sweeping: bool = False,
 ) -> Path | None:
     """Load the recipe, plan it, and print the plan or carry it out; the run's folder on the process that wrote it."""
-    from wpr.pipeline.errors import RecipeError
-    from wpr.pipeline.recipe_file import load_recipe
+    from wpr.config.recipe_file import load_recipe
+    from wpr.config.typed import unknown
+    from wpr.errors import RecipeError
     from wpr.pipeline.run import Run, plan
     from wpr.pipeline.sweep import members
-    from wpr.pipeline.typed import unknown
 
     if on_change not in ("refuse", "restart", "keep"):
         raise RecipeError(f"--on-change {on_change} must be refuse, restart or keep")
@@ -324,7 +324,7 @@ def _execute(
         show_plan(recipe, stages, out)
         return None
     from wpr.pipeline.doctor import space_note
-    from wpr.pipeline.summary import show_results
+    from wpr.pipeline.results import show_results
 
     work = Run(recipe, on_change, say=lambda text: err.print(text))  # type: ignore[arg-type]
     if (note := space_note(recipe, stages)) is not None:
@@ -358,7 +358,7 @@ ENDED = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
 
 def main() -> None:
     """Run the command; errors are told in a paragraph, and with --debug in full."""
-    from wpr.pipeline.errors import exit_code
+    from wpr.errors import exit_code
     from wpr.pipeline.log import no_bars_in_files
 
     debug = "--debug" in sys.argv
@@ -392,7 +392,7 @@ def _leave_others(code: object) -> None:
 
 def _told(error: Exception) -> Text:
     """An error as one paragraph; those that nobody foresaw with their kind."""
-    from wpr.pipeline.errors import UserError, explain
+    from wpr.errors import UserError, explain
 
     told = None if isinstance(error, UserError) else explain(error, None)
     if told is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wpr.language_models import Module, logits_of, plain_model
 from wpr.regularizers import Regularizer, RegularizerOutput
-from wpr.regularizers.base import TwoPhaseRegularizer
+from wpr.regularizers.regularizer import TwoPhaseRegularizer
 from wpr.transport.support import Support
 
 

@@ -8,7 +8,8 @@ import torch
 from tests.ppo import tiny
 from wpr import ReverseKL, SquaredHellinger
 from wpr.analysis import answers as module
-from wpr.analysis.answers import Answer, positions, token_penalties
+from wpr.analysis.answers import positions, token_penalties
+from wpr.runs.responses import Answer
 
 
 def some_answers() -> list[Answer]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wpr.analysis.coherence import Candidates, candidate_distances, coherence_finding
-from wpr.transport.metrics import COSINE, EUCLIDEAN, Metric
+from wpr.transport.distances import COSINE, EUCLIDEAN, Metric
 
 
 @pytest.mark.parametrize("metric", [EUCLIDEAN, COSINE])

@@ -20,8 +20,8 @@ from wpr.analysis.statistics import fit_line
 from wpr.commands.analyses import AnalysisContext, penalties
 from wpr.commands.analyze import app
 from wpr.findings import found_in, load
-from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
 from wpr.report import write_report
+from wpr.runs.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
 
 POLICIES = ["rkl+beta=0.05", "rkl+beta=0.5", "semantic+beta=0.05", "semantic+beta=0.5"]
 

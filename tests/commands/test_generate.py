@@ -14,8 +14,8 @@ import pytest
 
 from tests.pipeline.command import Here, content, start
 from wpr import pico
-from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
+from wpr.runs.responses import read_responses
 
 
 @pytest.fixture

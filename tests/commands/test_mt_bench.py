@@ -14,8 +14,8 @@ from tests.evaluation.judging.served import serving
 from tests.evaluation.mt_bench.eighty import questions, write
 from tests.pipeline.command import Here
 from wpr import pico
-from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
+from wpr.runs.responses import read_responses
 
 SHORT = ["--max-new-tokens", "12", "--batch-size", "40"]
 

@@ -11,8 +11,8 @@ from tests.commands.learned import model_that_completes
 from tests.evaluation.humaneval_like import PROBLEMS, write
 from tests.pipeline.command import Here, content
 from tests.rewards.code.programs import isolated
-from wpr.evaluation.response_file import read_responses
 from wpr.findings import load
+from wpr.runs.responses import read_responses
 
 
 @pytest.fixture(scope="module")

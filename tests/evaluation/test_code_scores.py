@@ -13,8 +13,8 @@ from tests.rewards.code.programs import isolated
 from wpr.data.rows import DataError
 from wpr.evaluation.code_scores import COLUMNS, ProgramResult, pass_at_1_finding, run_programs, scores
 from wpr.evaluation.code_tasks import read_tasks
-from wpr.evaluation.response_file import Response, ResponseFile
 from wpr.rewards.code import Limits, Runner
+from wpr.runs.responses import Response, ResponseFile
 
 GOOD = {"Made/0": "    return sum(numbers)", "Made/1": "    return 4 * x"}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe_file import load_recipe
+from wpr.config.recipe_file import load_recipe
+from wpr.errors import RecipeError
 
 SMALL = "name: small\nmodel: {name: m}\ndata: {format: hh}\nreward: {}\n"
 """Four lines: what every recipe needs, and a reward."""

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wpr.config.recipe import Recipe, config_class
+from wpr.config.recipe_file import load_recipe
+from wpr.errors import RecipeError
 from wpr.pipeline.arguments import (
     NO_EFFECT,
     batch_arguments,
@@ -17,9 +20,6 @@ from wpr.pipeline.arguments import (
     precision_arguments,
     trainer_arguments,
 )
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe, config_class
-from wpr.pipeline.recipe_file import load_recipe
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 64) | st.none())
@@ -133,7 +133,7 @@ def test_what_decides_a_stage() -> None:
 
 def test_settings_without_effect_are_settings() -> None:
     """A name that no trainer has would be a slip of the pen."""
-    from wpr.pipeline.typed import field_types
+    from wpr.config.typed import field_types
 
     known = {name for stage in ("sft", "reward", "ppo") for name in field_types(config_class(stage))}
     assert known >= NO_EFFECT

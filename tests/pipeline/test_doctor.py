@@ -11,11 +11,11 @@ from rich.console import Console
 
 from tests.ppo import tiny
 from wpr import __version__
+from wpr.config.recipe import Recipe
+from wpr.config.recipe_file import load_recipe
+from wpr.errors import RecipeError
 from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, space_note
 from wpr.pipeline.environment import machine
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import plan
 
 

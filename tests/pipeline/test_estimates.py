@@ -9,8 +9,8 @@ import pytest
 from transformers import GemmaConfig, PretrainedConfig, Qwen2Config
 
 from tests.ppo import tiny
+from wpr.config.recipe_file import load_recipe
 from wpr.pipeline.estimates import KNOWN, ModelSize, StageEstimate, _count, downloads, estimate, model_size
-from wpr.pipeline.recipe_file import load_recipe
 from wpr.pipeline.run import plan
 
 # As the models' own configurations have it.

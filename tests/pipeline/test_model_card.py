@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
+from wpr.config.recipe_file import load_recipe
 from wpr.pipeline.model_card import flatten, model_card
-from wpr.pipeline.recipe_file import load_recipe
 
 RESULTS: dict[str, Any] = {
     "rows": 120,

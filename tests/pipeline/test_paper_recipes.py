@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from wpr.config.recipe import Recipe
+from wpr.config.recipe_file import find_recipe, load_recipe, shipped_recipes
 from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.doctor import examine_recipe
 from wpr.pipeline.plan_view import resolved
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.recipe_file import find_recipe, load_recipe, shipped_recipes
 from wpr.pipeline.run import plan
 from wpr.pipeline.sweep import members
 

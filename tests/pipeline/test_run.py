@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from wpr.pipeline.errors import RecipeError, RunFolderError
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.recipe_file import load_recipe
+from wpr.config.recipe import Recipe
+from wpr.config.recipe_file import load_recipe
+from wpr.errors import RecipeError, RunFolderError
 from wpr.pipeline.run import OnChange, PlannedStage, Run, plan, results_of, trainer_of
 
 SMALL = [

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.recipe_file import load_recipe
+from wpr.config.recipe import Recipe
+from wpr.config.recipe_file import load_recipe
+from wpr.errors import RecipeError
 from wpr.pipeline.run import plan
 from wpr.pipeline.sweep import as_csv, comparison, members
 

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.ppo import tiny
-from wpr.pipeline.errors import UserError
-from wpr.pipeline.geometry import regularizer_on
-from wpr.pipeline.models import load_causal
-from wpr.pipeline.recipe import ModelSettings
+from wpr.config.recipe import ModelSettings
+from wpr.errors import UserError
+from wpr.model_geometry import regularizer_on
+from wpr.model_loading import load_causal
 from wpr.regularizers import Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.spec import RegularizerSpec

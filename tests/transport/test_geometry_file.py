@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from wpr import TokenGeometry
+from wpr.transport.distances import PairwiseCost
 from wpr.transport.geometry_file import GeometryFileError, fingerprint
-from wpr.transport.metrics import PairwiseCost
 
 
 @pytest.fixture

@@ -15,28 +15,10 @@ from torch import Tensor
 
 from wpr.language_models import hidden_states, logits_of
 from wpr.regularizers import Regularizer
+from wpr.runs.responses import Answer
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits of one model that exist at a time: whole responses of a large vocabulary would fill the memory."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A response to one prompt, as text and as tokens.
-
-    number: of the prompt. response_ids: with the token that ended it, if one did. length: tokens when it was drawn,
-    where that is known. drawn: whether response_ids are what was drawn; else they were made of the text, which may have
-    been drawn as other tokens.
-    """
-
-    number: int
-    prompt: Any
-    response: str
-    prompt_ids: list[int]
-    response_ids: list[int]
-    score: float | None = None
-    length: int | None = None
-    drawn: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from wpr.analysis.statistics import Estimate, bootstrap, interval
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.transport.metrics import Metric
+from wpr.transport.distances import Metric
 from wpr.transport.support import working_dtype
 
 TOP = 10

@@ -12,6 +12,7 @@ from typing import Any
 
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.runs.responses import drawn_at
 
 COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
@@ -50,13 +51,6 @@ def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
             "generate RUN -t 0.2 -t 0.5 -t 0.8 -t 1`"
         )
     return found
-
-
-def drawn_at(header: Mapping[str, Any]) -> float | None:
-    """The temperature that the header of a file of responses tells; None where it tells none."""
-    sampling = header.get("sampling")
-    told = sampling.get("temperature") if isinstance(sampling, Mapping) else header.get("temperature")
-    return float(told) if isinstance(told, int | float) else None
 
 
 def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:

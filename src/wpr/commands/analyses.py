@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wpr.errors import OptionError, RunFolderError
 from wpr.findings import Finding
-from wpr.pipeline.drawn_responses import DrawnResponses
-from wpr.pipeline.errors import OptionError, RunFolderError
-from wpr.pipeline.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
-from wpr.pipeline.geometry import RegularizerFactory, measure_vocabulary
+from wpr.model_geometry import RegularizerFactory, measure_vocabulary
 from wpr.regularizers.spec import SIDE_BY_SIDE
+from wpr.runs.drawn_responses import DrawnResponses
+from wpr.runs.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun, retokenized
 
 if TYPE_CHECKING:
     from wpr.analysis.answers import TokenPenalties
@@ -259,8 +259,8 @@ def coherence(context: AnalysisContext, top: int = 10, metric: str = "euclidean"
 
     from wpr.analysis.answers import positions
     from wpr.analysis.coherence import Candidates, candidate_distances, coherence_finding
+    from wpr.transport.distances import METRICS
     from wpr.transport.geometry import input_embeddings
-    from wpr.transport.metrics import METRICS
 
     policies = context.chosen
     start = context.answers(policies[0], BEFORE)

@@ -149,7 +149,7 @@ def sensitivity(
     [bold]Example[/bold]: wpr analyze sensitivity runs/tldr --more runs/tldr-k2
     """
     from wpr.commands import record_analyses
-    from wpr.pipeline.finished_run import FinishedRun
+    from wpr.runs.finished_run import FinishedRun
 
     _run(output, _subject(run),
          lambda context: record_analyses.sensitivity(context, [FinishedRun(one) for one in more or []]))  # fmt: skip
@@ -257,8 +257,8 @@ def geometry(
         wpr analyze geometry runs/tiny -s semantic -s semantic:rho=2
     """
     from wpr.commands.geometry_analysis import look_at, prompts_of
-    from wpr.pipeline.models import load_causal, load_tokenizer
-    from wpr.pipeline.recipe import ModelSettings
+    from wpr.config.recipe import ModelSettings
+    from wpr.model_loading import load_causal, load_tokenizer
 
     changes = {"lam": lam, "metric": metric, "scaled": scaled}
     settings = setting or (["paper"] if any(value is not None for value in changes.values()) else ["paper", "semantic"])
@@ -294,7 +294,7 @@ def all_analyses(
     """
     from wpr.commands import analyses, record_analyses
     from wpr.commands.geometry_analysis import look_at, prompts_of
-    from wpr.pipeline.errors import UserError
+    from wpr.errors import UserError
 
     def vocabulary(context: AnalysisContext) -> Found:
         prompts = context.texts() or prompts_of(context.run.tokenizer, [])
@@ -343,8 +343,8 @@ def _subject(
     temperature: float | None = None,
 ) -> AnalysisContext:
     from wpr.commands.analyses import AnalysisContext
-    from wpr.pipeline.errors import OptionError
-    from wpr.pipeline.finished_run import FinishedRun
+    from wpr.errors import OptionError
+    from wpr.runs.finished_run import FinishedRun
 
     if temperature is not None and not math.isfinite(temperature):
         raise OptionError(f"--temperature {temperature} must be a finite number; `wpr generate RUN -t T` draws at it")
@@ -356,7 +356,7 @@ def _subject(
 
 
 def _device(name: str | None) -> Any:
-    from wpr.pipeline.finished_run import device_of
+    from wpr.runs.finished_run import device_of
 
     return device_of(name)
 

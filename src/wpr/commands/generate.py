@@ -70,11 +70,11 @@ def generate(
         wpr generate -m models/smollm2 -m mine=runs/x/ppo/rkl/model --prompts prompts.jsonl -o answers
     """
     from wpr.data import DataSettings, Encoder
-    from wpr.evaluation.generation import SamplingParams
-    from wpr.evaluation.prompts import as_asked, read_prompts
-    from wpr.pipeline.errors import OptionError
-    from wpr.pipeline.models import load_tokenizer
-    from wpr.pipeline.run_models import RunModels, load_speaker, named_models
+    from wpr.errors import OptionError
+    from wpr.evaluation.prompt_file import as_asked, read_prompts
+    from wpr.evaluation.response_generation import SamplingParams
+    from wpr.evaluation.run_models import RunModels, load_speaker, named_models
+    from wpr.model_loading import load_tokenizer
 
     one_of_both(run, model)
     if run is not None and template != "auto":
@@ -112,8 +112,8 @@ def _show(folder: Path, where: Path) -> None:
     """What the files of a folder have in them, as a finding. Those of other commands may be damaged, or be others'."""
     from wpr.commands.output import save_and_print, say
     from wpr.data import DataError
-    from wpr.evaluation.response_file import read_responses
     from wpr.evaluation.response_summary import summarise
+    from wpr.runs.responses import read_responses
 
     files = []
     for path in sorted(folder.glob("*-t*.jsonl")):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wpr.evaluation.generation import EncodedPrompt, LoadedModel, SamplingParams
-    from wpr.evaluation.response_file import ResponseFile
+    from wpr.evaluation.response_generation import EncodedPrompt, LoadedModel, SamplingParams
+    from wpr.runs.responses import ResponseFile
 
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")]
 Policies = Annotated[
@@ -47,7 +47,7 @@ class GenerationOptions:
 
 def one_of_both(run: Path | None, models: Sequence[str] | None) -> None:
     """Refuse a run together with models, and neither."""
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     if (run is None) == (not models):
         raise OptionError(
@@ -66,7 +66,7 @@ def answer(
 ) -> ResponseFile:
     """The file of a model's responses, made now or before."""
     from wpr.commands.progress import moving
-    from wpr.evaluation.generation import generate_file, header_of, set_aside, settings_differ
+    from wpr.evaluation.response_generation import generate_file, header_of, set_aside, settings_differ
     from wpr.pipeline.environment import versions
 
     header = header_of(speaker, asked, drawing, name=name, **facts, versions=versions())

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wpr.commands.analyses import Found, noted
-from wpr.pipeline.errors import OptionError
-from wpr.pipeline.geometry import RegularizerFactory, parse_option
+from wpr.errors import OptionError
+from wpr.model_geometry import RegularizerFactory, parse_option
 
 TEXTS = (
     "The best way to learn a new language is",
@@ -35,7 +35,7 @@ def look_at(
     prompts: token ids of texts that it continues. settings: as `RegularizerSpec.parse` reads them, with
     ``changes`` made in each of them.
     """
-    from wpr.analysis.geometry import diagnose, geometry_finding
+    from wpr.analysis.geometry_diagnostics import diagnose, geometry_finding
     from wpr.analysis.semantic_contrast import continuations
 
     factory = RegularizerFactory(model)

@@ -22,7 +22,7 @@ from wpr.commands.judges import (
 if TYPE_CHECKING:
     from wpr.evaluation.judging.pairwise import Judged
     from wpr.evaluation.judging.questions import Judge
-    from wpr.evaluation.judging.statistics import Agreement
+    from wpr.evaluation.judging.win_rate_statistics import Agreement
 
 
 def judge(
@@ -84,16 +84,16 @@ def judge(
 
         wpr judge a.jsonl b.jsonl --function my_judges:longer -o results
     """
+    from wpr.errors import OptionError
     from wpr.evaluation.judging.asking import ask_all, pending
     from wpr.evaluation.judging.pairwise import pair_up, questions_for, verdicts
     from wpr.evaluation.judging.protocol import Protocol
     from wpr.evaluation.judging.questions import Limits
     from wpr.evaluation.judging.result import make_finding
     from wpr.evaluation.judging.rubric import load_rubric
-    from wpr.evaluation.response_file import read_responses
     from wpr.findings import as_text, save, slug
-    from wpr.pipeline.errors import OptionError
     from wpr.report import draw_figure
+    from wpr.runs.responses import read_responses
     from wpr.transport.progress import progress_bar
 
     if protocol not in ("paper", "all"):
@@ -158,7 +158,7 @@ def _judge(
     key_variable: str,
     settings: Sequence[str],
 ) -> Judge:
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     given = [option for option, value in
              (("--model", model), ("--reward-model", reward_model), ("--function", function)) if value]  # fmt: skip
@@ -178,7 +178,7 @@ def _judge(
 
 def _run_of(file: Path) -> Path:
     """The run that a file lies in."""
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     found = next((folder for folder in file.resolve().parents if (folder / "manifest.json").is_file()), None)
     if found is None:
@@ -187,8 +187,8 @@ def _run_of(file: Path) -> Path:
 
 
 def _verdicts_in(folder: Path) -> dict[str, str]:
+    from wpr.errors import OptionError
     from wpr.evaluation.judging.pairwise import by_pair
-    from wpr.pipeline.errors import OptionError
 
     path = folder / "data.jsonl" if folder.is_dir() else folder
     remedy = "name the folder of an earlier `wpr judge` of these responses"
@@ -204,6 +204,6 @@ def _verdicts_in(folder: Path) -> dict[str, str]:
 
 def _agreement(judged: Sequence[Judged], other: dict[str, str]) -> Agreement:
     from wpr.evaluation.judging.pairwise import by_pair
-    from wpr.evaluation.judging.statistics import agreement
+    from wpr.evaluation.judging.win_rate_statistics import agreement
 
     return agreement(by_pair([one.as_dict() for one in judged]), other)

@@ -39,15 +39,15 @@ def server_judge(
 
 def function_judge(name: str) -> FunctionJudge:
     """The function that ``package.module:function`` names."""
+    from wpr.config.functions import import_function
     from wpr.evaluation.judging.local import FunctionJudge
-    from wpr.pipeline.functions import import_function
 
     return FunctionJudge(import_function(name, "--function"), name)
 
 
 def check_prices(prices: Prices) -> None:
     """Refuse one price without the other, which would leave the estimate without a price."""
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     if (prices[0] is None) != (prices[1] is None) or min(price or 0 for price in prices) < 0:
         raise OptionError(
@@ -61,9 +61,9 @@ def agreed(judge: Judge, missing: Sequence[Question], what: str, prices: Prices,
 
     what: is to be judged, with its number, as ``250 comparisons``.
     """
-    from wpr.evaluation.judging.cost import estimate
+    from wpr.errors import OptionError
+    from wpr.evaluation.judging.cost_estimate import estimate
     from wpr.evaluation.judging.questions import LocalJudge
-    from wpr.pipeline.errors import OptionError
 
     if isinstance(judge, LocalJudge):
         typer.echo(f"{what} by {judge.name}, {len(missing)} of them new", err=True)
@@ -99,7 +99,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     name, equals, value = text.partition("=")
     if not equals or not name:

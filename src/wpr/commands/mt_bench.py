@@ -36,11 +36,11 @@ from wpr.commands.judges import (
 )
 
 if TYPE_CHECKING:
-    from wpr.evaluation.generation import SamplingParams
     from wpr.evaluation.judging.questions import Judge, Limits
-    from wpr.evaluation.mt_bench.questions import Question
-    from wpr.evaluation.response_file import ResponseFile
-    from wpr.pipeline.run_models import RunModels
+    from wpr.evaluation.mt_bench.question_file import Question
+    from wpr.evaluation.response_generation import SamplingParams
+    from wpr.evaluation.run_models import RunModels
+    from wpr.runs.responses import ResponseFile
 
 PANEL = "The judge"
 
@@ -148,12 +148,12 @@ def mt_bench(
 
         wpr mt-bench -m models/smollm2 -q question.jsonl -o results --limit 8
     """  # fmt: skip
-    from wpr.evaluation.generation import SamplingParams
+    from wpr.errors import OptionError
     from wpr.evaluation.judging.questions import Limits
-    from wpr.evaluation.mt_bench.questions import read_questions, temperatures
+    from wpr.evaluation.mt_bench.question_file import read_questions, temperatures
+    from wpr.evaluation.response_generation import SamplingParams
+    from wpr.evaluation.run_models import RunModels, named_models
     from wpr.findings import slug
-    from wpr.pipeline.errors import OptionError
-    from wpr.pipeline.run_models import RunModels, named_models
 
     one_of_both(run, model)
     if questions is None:
@@ -199,8 +199,8 @@ class _Talk:
         """The model's answers, a file a turn."""
         from wpr.data import DataSettings, Encoder
         from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
-        from wpr.pipeline.models import load_tokenizer
-        from wpr.pipeline.run_models import load_speaker
+        from wpr.evaluation.run_models import load_speaker
+        from wpr.model_loading import load_tokenizer
 
         settings = DataSettings("prompts") if found is None else found.settings
         tokenizer = load_tokenizer(path, setting="--model")
@@ -271,7 +271,7 @@ def _judge(
     model: str | None, base_url: str | None, key_variable: str, settings: list[str], function: str | None
 ) -> Judge | None:
     """A server's model, a function, or nobody."""
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     if function is not None:
         if model is not None or base_url is not None or settings:
@@ -286,7 +286,7 @@ def _judge(
 
 
 def _temperatures(given: list[str], categories: set[str]) -> dict[str, float]:
-    from wpr.pipeline.errors import OptionError
+    from wpr.errors import OptionError
 
     everywhere: dict[str, float] = {}
     own: dict[str, float] = {}

@@ -26,7 +26,7 @@ from wpr.commands.generation_options import (
 
 if TYPE_CHECKING:
     from wpr.evaluation.code_tasks import CodeTask
-    from wpr.pipeline.run_models import RunModels
+    from wpr.evaluation.run_models import RunModels
 
 
 def pass_at_1(
@@ -83,12 +83,12 @@ def pass_at_1(
     from wpr.commands.output import save_and_print
     from wpr.commands.progress import moving
     from wpr.data import DataSettings, Encoder
+    from wpr.errors import OptionError
     from wpr.evaluation.code_scores import pass_at_1_finding, run_programs
-    from wpr.evaluation.generation import SamplingParams, set_aside
-    from wpr.evaluation.prompts import as_asked
-    from wpr.pipeline.errors import OptionError
-    from wpr.pipeline.models import load_tokenizer
-    from wpr.pipeline.run_models import RunModels, load_speaker, named_models
+    from wpr.evaluation.prompt_file import as_asked
+    from wpr.evaluation.response_generation import SamplingParams, set_aside
+    from wpr.evaluation.run_models import RunModels, load_speaker, named_models
+    from wpr.model_loading import load_tokenizer
     from wpr.rewards.code import Limits, Runner
 
     one_of_both(run, model)

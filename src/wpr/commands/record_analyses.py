@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from wpr.commands.analyses import AnalysisContext, Found, UnavailableError
+from wpr.errors import OptionError
 from wpr.findings import found_in, slug
-from wpr.pipeline.errors import OptionError
-from wpr.pipeline.finished_run import REFERENCE, FinishedRun
+from wpr.runs.finished_run import REFERENCE, FinishedRun
 
 
 def costs(context: AnalysisContext) -> Found:
     """Time and memory of the stages and of PPO's parts."""
     from wpr.analysis.costs import cost_finding
     from wpr.report.costs import seconds_a_step
-    from wpr.report.problems import Problems
     from wpr.report.runs import read_runs
+    from wpr.runs.read_problems import Problems
 
     problems = Problems()
     (run,) = read_runs([context.run.path], problems)
@@ -105,7 +105,7 @@ def temperature(context: AnalysisContext, against: str = REFERENCE, gold: bool =
 
 def _all_scores(context: AnalysisContext, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
     """Scores of every file of responses, by model and temperature, and what gave them."""
-    from wpr.evaluation.response_file import read_responses
+    from wpr.runs.responses import read_responses
 
     files = [read_responses(path) for path in sorted((context.run.path / "generations").glob("*.jsonl"))]
     if not files:
@@ -122,7 +122,7 @@ def _all_scores(context: AnalysisContext, gold: bool) -> tuple[dict[tuple[str, f
 
 def _model_and_temperature(file: Any) -> tuple[str, float]:
     """From the file's header, or from its name, ``MODEL-t0.5.jsonl``."""
-    from wpr.analysis.temperature import drawn_at
+    from wpr.runs.responses import drawn_at
 
     named = re.fullmatch(r"(.+)-t([0-9.e+-]+)", file.name)
     name = file.header.get("name") or (named[1] if named else None)
@@ -140,7 +140,7 @@ def _model_and_temperature(file: Any) -> tuple[str, float]:
 
 def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
     """What judges, and what it is called."""
-    from wpr.pipeline.functions import import_function
+    from wpr.config.functions import import_function
     from wpr.rewards import FunctionReward, RewardModel
 
     if gold:

@@ -11,12 +11,12 @@ from typing import Any
 
 from wpr.data.rows import DataError
 from wpr.evaluation.code_tasks import CodeTask
-from wpr.evaluation.fingerprints import content_fingerprint
-from wpr.evaluation.journal import Journal, read_lines, refuse_other_header
-from wpr.evaluation.response_file import ResponseFile
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Series
 from wpr.rewards.code import Limits, Outcome, Runner
+from wpr.runs.fingerprints import content_fingerprint
+from wpr.runs.jsonl_log import Journal, read_lines, refuse_other_header
+from wpr.runs.responses import ResponseFile
 
 KINDS = ("passed", "wrong", "error", "timeout", "syntax")
 """passed: every test. wrong: a test gave something else. error: a test raised or was killed. timeout: time was up.

@@ -21,8 +21,8 @@ from wpr.data import DataSettings, Row
 from wpr.data.formats import make_row
 from wpr.data.readers import Record, read_records
 from wpr.data.rows import BadRowError, DataError, shown
+from wpr.rewards.code.code_reward import program_of
 from wpr.rewards.code.problems import PASSES, Problem, parse_problem
-from wpr.rewards.code.reward import program_of
 
 Style = Literal["complete", "chat"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from wpr.evaluation.diversity import diversity
-from wpr.evaluation.response_file import ResponseFile
 from wpr.findings import Cell, Figure, Finding, Series
+from wpr.runs.responses import ResponseFile
 
 
 def summarise(files: Sequence[ResponseFile]) -> Finding:

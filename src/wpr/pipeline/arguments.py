@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.recipe import Recipe, config_class
+from wpr.config.recipe import Recipe, config_class
+from wpr.errors import RecipeError
 
 NO_EFFECT = {
     "logging_first_step", "logging_steps", "logging_strategy", "save_steps", "save_strategy",

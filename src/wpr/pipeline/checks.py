@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from wpr.config.functions import import_function
+from wpr.config.recipe import Recipe
+from wpr.errors import RecipeError
+from wpr.model_geometry import check_same_tokens
+from wpr.model_loading import check_model
 from wpr.pipeline.arguments import make_config, trainer_arguments
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.folder import RunFolder
-from wpr.pipeline.functions import import_function
-from wpr.pipeline.geometry import check_same_tokens
-from wpr.pipeline.models import check_model
 from wpr.pipeline.ppo import make_scorer
-from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import RewardError
+from wpr.runs.folder import RunFolder
 
 
 def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from wpr.config.recipe import Recipe
 from wpr.pipeline.checks import check_regularizers
 from wpr.pipeline.environment import machine, versions
 from wpr.pipeline.estimates import downloads, estimate, model_size
-from wpr.pipeline.folder import RunFolder
-from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
+from wpr.runs.folder import RunFolder
 
 EXTRAS = {"trl": "train", "datasets": "train", "peft": "lora", "tensorboard": "train", "deepspeed": "deepspeed"}
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wpr.config.recipe import Recipe, config_class
 from wpr.pipeline.arguments import trainer_arguments
-from wpr.pipeline.recipe import Recipe, config_class
 from wpr.pipeline.run import PlannedStage
 
 

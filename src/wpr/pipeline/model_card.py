@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from wpr.config.recipe import Recipe
+from wpr.config.yaml_file import to_yaml
 from wpr.pipeline.environment import versions
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.yaml_file import to_yaml
 
 TITLES = {
     "sft": "supervised fine-tuning",

@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from wpr.config.recipe import Recipe
+from wpr.config.yaml_file import to_yaml
 from wpr.pipeline.arguments import make_config, trainer_arguments
-from wpr.pipeline.folder import RunFolder
-from wpr.pipeline.recipe import Recipe
 from wpr.pipeline.run import PlannedStage
 from wpr.pipeline.stage import has_bf16, process_count
-from wpr.pipeline.yaml_file import to_yaml
+from wpr.runs.folder import RunFolder
 
 
 def resolved(recipe: Recipe, stages: list[PlannedStage]) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from wpr.atomic_io import write_atomically
+from wpr.config.functions import import_function
+from wpr.config.recipe import ScorerSettings
+from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
+from wpr.model_geometry import regularizer_on
+from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.arguments import make_config
-from wpr.pipeline.errors import RecipeError
-from wpr.pipeline.functions import import_function
-from wpr.pipeline.geometry import regularizer_on
 from wpr.pipeline.model_card import model_card
-from wpr.pipeline.models import load_causal, load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.recipe import ScorerSettings
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import (
     MetricsFile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from wpr.pipeline.functions import import_function
+from wpr.config.functions import import_function
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.model_loading import load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
-from wpr.pipeline.models import load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
     ResumableRewardTrainer,

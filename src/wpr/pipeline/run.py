@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wpr.atomic_io import write_atomically
+from wpr.config.recipe import Recipe
+from wpr.config.yaml_file import to_yaml
+from wpr.errors import RunFolderError, UserError, explain, first_line
 from wpr.pipeline.arguments import outcome_settings
 from wpr.pipeline.environment import command_line, machine, versions
-from wpr.pipeline.errors import RunFolderError, UserError, explain, first_line
-from wpr.pipeline.folder import RunFolder, StageRecord, differences, digest, now
 from wpr.pipeline.log import log_to
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.rows import RecipeData
+from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import Stage, is_main_process, peak_memory, reset_peak_memory, wait_for_everyone
-from wpr.pipeline.yaml_file import to_yaml
+from wpr.runs.folder import RunFolder, StageRecord, differences, digest, now
 
 logger = logging.getLogger(__name__)
 

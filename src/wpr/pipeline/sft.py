@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from wpr.model_loading import load_causal, load_tokenizer, lora_config, save_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
-from wpr.pipeline.models import load_causal, load_tokenizer, lora_config, save_model
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
     ResumableSFTTrainer,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from wpr.atomic_io import write_atomically
+from wpr.config.recipe import Recipe
 from wpr.pipeline.arguments import trainer_arguments
-from wpr.pipeline.folder import RunFolder
-from wpr.pipeline.recipe import Recipe
-from wpr.pipeline.rows import RecipeData, StageRows
+from wpr.pipeline.recipe_data import RecipeData, StageRows
+from wpr.runs.folder import RunFolder
 
 
 @dataclass

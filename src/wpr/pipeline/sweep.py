@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wpr.pipeline.errors import RecipeError
+from wpr.config.recipe import Recipe, check_grid
+from wpr.config.typed import unknown
+from wpr.config.yaml_file import parse_value
+from wpr.errors import RecipeError
 from wpr.pipeline.model_card import flatten
-from wpr.pipeline.recipe import Recipe, check_grid
-from wpr.pipeline.typed import unknown
-from wpr.pipeline.yaml_file import parse_value
 
 COLUMNS = {
     "before.score": "score before",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from wpr.language_models import is_partitioned
+from wpr.transport.distances import resolve_metric
 from wpr.transport.geometry import TokenGeometry
-from wpr.transport.metrics import resolve_metric
 
 
 def sum_over_processes(accelerator: Any) -> Callable[[Tensor], Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wpr.regularizers import Regularizer, RegularizerOutput
-from wpr.regularizers.base import TwoPhaseRegularizer
+from wpr.regularizers.regularizer import TwoPhaseRegularizer
 from wpr.transport import kernels
 from wpr.transport.support import Support, row_slices
 

@@ -1,6 +1,5 @@
 """Policy regularizers: f-divergences and Wasserstein, under one protocol."""
 
-from wpr.regularizers.base import Regularizer, RegularizerOutput
 from wpr.regularizers.f_divergences import (
     Alpha,
     ChiSquared,
@@ -12,6 +11,7 @@ from wpr.regularizers.f_divergences import (
     TotalVariation,
 )
 from wpr.regularizers.registry import make_regularizer, register
+from wpr.regularizers.regularizer import Regularizer, RegularizerOutput
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS, WassersteinSettings
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from wpr.regularizers.base import (
+from wpr.regularizers.regularizer import (
     Gauge,
     RegularizerOutput,
     check_inputs,

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from wpr.regularizers.base import Regularizer
 from wpr.regularizers.f_divergences import (
     Alpha,
     ChiSquared,
@@ -16,6 +15,7 @@ from wpr.regularizers.f_divergences import (
     SquaredHellinger,
     TotalVariation,
 )
+from wpr.regularizers.regularizer import Regularizer
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS
 

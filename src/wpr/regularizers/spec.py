@@ -21,9 +21,9 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from wpr.regularizers.base import Regularizer
 from wpr.regularizers.f_divergences import Alpha, Estimator
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
+from wpr.regularizers.regularizer import Regularizer
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings, refuse_unknown_settings
 from wpr.transport.geometry import NEIGHBOURS, TokenGeometry

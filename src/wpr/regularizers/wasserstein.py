@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.regularizers.base import (
+from wpr.regularizers.regularizer import (
     RegularizerOutput,
     check_inputs,
     check_shapes,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from wpr.regularizers.base import Gauge
+from wpr.regularizers.regularizer import Gauge
 from wpr.transport.sinkhorn import LARGEST_PRODUCT
 
 Marginals = Literal["balanced", "unbalanced"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
-from wpr.report.problems import Problem
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
+from wpr.runs.read_problems import Problem
 
 RECIPE = 60_000
 """Characters of a recipe that are shown."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from wpr.report.charts import number, ticks
-from wpr.report.files import LARGEST
 from wpr.report.markup import Markup, join, tag
+from wpr.runs.tolerant import LARGEST
 
 CHARACTER = 6.2
 """Width of a character of a plot's text, on average, in the plot's units."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from wpr.report.files import finite, mapping
 from wpr.report.runs import Policy, Response, drawable, same_prompts
+from wpr.runs.tolerant import finite, mapping
 
 if TYPE_CHECKING:
     from wpr.evaluation.win_rate import WinRate

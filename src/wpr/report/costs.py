@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from wpr.report.figures import Bar, bar_chart, looks, policy_name
-from wpr.report.files import finite, mapping
 from wpr.report.markup import Markup, duration, join, paragraph, shown, tag
 from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
+from wpr.runs.tolerant import finite, mapping
 
 PARTS = {
     "generation": "drawing responses",

@@ -7,10 +7,10 @@ from typing import Any
 
 from wpr.report.charts import line_chart, panels
 from wpr.report.figures import Charts, Line, legend, policy_name
-from wpr.report.files import finite
 from wpr.report.markup import join, paragraph, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
+from wpr.runs.tolerant import finite
 
 CURVES = {
     "score": "score of responses",

@@ -12,10 +12,8 @@ from wpr.report.appendix import problem_box, problem_section, recipe_section
 from wpr.report.costs import cost_section
 from wpr.report.curves import training_section
 from wpr.report.evaluations import evaluation_section
-from wpr.report.files import as_text
 from wpr.report.frontier import frontier_section
 from wpr.report.markup import DASH, Markup, join, paragraph, script_data, tag
-from wpr.report.problems import Problems, ReportError
 from wpr.report.responses import response_section
 from wpr.report.runs import read_runs
 from wpr.report.section import ReportData, Section
@@ -23,6 +21,8 @@ from wpr.report.summary import summary_section
 from wpr.report.tables import write_csv
 from wpr.report.token_view import token_section
 from wpr.report.win_rates import win_rate_section
+from wpr.runs.read_problems import Problems, ReportError
+from wpr.runs.tolerant import as_text
 
 SECTIONS = (
     summary_section,

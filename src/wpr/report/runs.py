@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wpr.report.files import LARGEST, Row, as_number, as_text, finite, mapping, read_lines, read_object, read_text
-from wpr.report.problems import Problems
+from wpr.runs.read_problems import Problems
+from wpr.runs.tolerant import LARGEST, Row, as_number, as_text, finite, mapping, read_lines, read_object, read_text
 from wpr.stage_names import is_stage
 
 FORMAT = 1

@@ -8,9 +8,9 @@ from typing import Any
 
 from wpr.report.comparisons import SFT, held_out
 from wpr.report.markup import Content, Markup
-from wpr.report.problems import Problems
 from wpr.report.runs import Run
 from wpr.report.tables import Table
+from wpr.runs.read_problems import Problems
 
 
 @dataclass(frozen=True)

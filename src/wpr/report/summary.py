@@ -7,12 +7,12 @@ from typing import Any
 
 from wpr.report.comparisons import against_sft
 from wpr.report.figures import policy_name, swatch
-from wpr.report.files import as_text, finite, mapping
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
 from wpr.report.runs import Run
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 from wpr.report.verdict import sentences
+from wpr.runs.tolerant import as_text, finite, mapping
 
 COLUMNS = {
     "score": "score",

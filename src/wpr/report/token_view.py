@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wpr.report.figures import looks
-from wpr.report.files import as_text, finite, mapping
 from wpr.report.markup import join, paragraph, shown, tag
-from wpr.report.problems import Problems
 from wpr.report.runs import Policy, prompt_text
 from wpr.report.section import ReportData, Section
+from wpr.runs.read_problems import Problems
+from wpr.runs.tolerant import as_text, finite, mapping
 
 TOKENS = 400
 """Tokens of a response that are shown."""

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wpr.transport.metrics import Metric, PairwiseCost, gram_squared_distances, resolve_metric
+from wpr.transport.distances import Metric, PairwiseCost, gram_squared_distances, resolve_metric
 from wpr.transport.precision import full_precision
 from wpr.transport.progress import progress_bar
 from wpr.transport.support import NO_TOKEN, working_dtype

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.transport.distances import Metric, PairwiseCost, resolve_metric
 from wpr.transport.geometry import TokenGeometry
-from wpr.transport.metrics import Metric, PairwiseCost, resolve_metric
 from wpr.transport.precision import full_precision
 
 FORMAT = "wpr-geometry"

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from wpr.evaluation.judging.protocol import Protocol
-from wpr.evaluation.judging.statistics import bootstrap, over_draws
+from wpr.evaluation.judging.win_rate_statistics import bootstrap, over_draws
 from wpr.evaluation.win_rate import win_rate
 
 

@@ -33,7 +33,7 @@ from wpr.evaluation.judging.asking import JudgeResults, ask_all, pending
 from wpr.evaluation.judging.questions import JudgingError, Limits, Question
 from wpr.evaluation.judging.server import ServerJudge
 from wpr.evaluation.judging.verdicts import read_object
-from wpr.evaluation.mt_bench.rubric import read_rating
+from wpr.evaluation.mt_bench.grading_rubric import read_rating
 
 
 def ask(server: ChatServer, count: int, cache: Path, limits: Limits = QUICK) -> JudgeResults:

@@ -13,8 +13,8 @@ from wpr.evaluation.judging.questions import Limits
 from wpr.evaluation.judging.result import NOTABLE, SURE, UNREAD_SHARE
 from wpr.evaluation.judging.rubric import read_rubric, shipped_rubrics
 from wpr.evaluation.judging.server import LARGEST_BODY, SETTINGS
-from wpr.evaluation.judging.statistics import RESAMPLES
 from wpr.evaluation.judging.verdicts import BRACKETS
+from wpr.evaluation.judging.win_rate_statistics import RESAMPLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "judging.md").read_text(encoding="utf-8")
 

@@ -18,8 +18,8 @@ from wpr.evaluation.judging.local import FunctionJudge, RewardModelJudge
 from wpr.evaluation.judging.pairwise import pair_up, questions_for
 from wpr.evaluation.judging.protocol import Protocol
 from wpr.evaluation.judging.questions import JudgingError, Question
-from wpr.evaluation.response_file import Response, ResponseFile
 from wpr.rewards import Completions, RewardModel
+from wpr.runs.responses import Response, ResponseFile
 
 
 def asked(count: int) -> list[Question]:

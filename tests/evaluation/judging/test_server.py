@@ -20,7 +20,7 @@ from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError,
 from wpr.evaluation.judging.redaction import REMOVED, Secret
 from wpr.evaluation.judging.server import ServerJudge, read_reply
 from wpr.evaluation.judging.verdicts import read_letter, read_object
-from wpr.evaluation.mt_bench.rubric import read_rating
+from wpr.evaluation.mt_bench.grading_rubric import read_rating
 
 
 def choices(text: str, **more: Any) -> Behaviour:

@@ -23,10 +23,10 @@ from wpr.evaluation.judging.asking import JudgeResults
 from wpr.evaluation.judging.questions import Accounts, Answer, Reply, UnreadableError
 from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
 from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
-from wpr.evaluation.mt_bench.questions import Question, read_questions, temperatures
-from wpr.evaluation.mt_bench.rubric import grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.grading_rubric import grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.question_file import Question, read_questions, temperatures
 from wpr.evaluation.mt_bench.scores import COLUMNS, Grade, mt_bench_finding, score_rows
-from wpr.evaluation.response_file import Response, ResponseFile
+from wpr.runs.responses import Response, ResponseFile
 
 ROW = {"question_id": 81, "category": "math", "turns": ["w3", "w4"], "reference": ["w5", "w6"]}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from wpr.evaluation.judging.answer_cache import AnswerCache, key_of
 from wpr.evaluation.judging.blocking import run_to_the_end
-from wpr.evaluation.judging.cost import tokens_of
+from wpr.evaluation.judging.cost_estimate import tokens_of
 from wpr.evaluation.judging.pacing import Pace, wait_before
 from wpr.evaluation.judging.questions import (
     Accounts,

@@ -13,7 +13,7 @@ from wpr.evaluation.judging.protocol import Comparison, Protocol
 from wpr.evaluation.judging.questions import Answer, JudgingSettingsError, Question
 from wpr.evaluation.judging.rubric import Rubric
 from wpr.evaluation.judging.verdicts import LETTER, read_letter, read_object
-from wpr.evaluation.response_file import Response, ResponseFile
+from wpr.runs.responses import Response, ResponseFile
 
 Winner = Literal["ours", "theirs", "tie"]
 OUTCOMES: Mapping[str, float] = {"ours": 1.0, "tie": 0.5, "theirs": 0.0}

@@ -140,7 +140,7 @@ class Limits:
     """How a server is treated.
 
     concurrency: requests under way at once. requests_per_minute, tokens_per_minute: None for no limit; tokens are
-        estimated by `wpr.evaluation.judging.cost.tokens`.
+        estimated by `wpr.evaluation.judging.cost_estimate.tokens`.
     timeout: seconds for a request and its whole answer.
     attempts: how often a request is sent before it counts as failed.
     first_wait, longest_wait: seconds before the second attempt, doubled each time (with chance between half and all of

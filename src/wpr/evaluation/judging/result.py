@@ -9,7 +9,7 @@ from typing import Any
 from wpr.evaluation.judging.pairwise import OUTCOMES, Judged
 from wpr.evaluation.judging.protocol import Protocol
 from wpr.evaluation.judging.questions import Accounts
-from wpr.evaluation.judging.statistics import Agreement, Places, bootstrap, over_draws, places
+from wpr.evaluation.judging.win_rate_statistics import Agreement, Places, bootstrap, over_draws, places
 from wpr.evaluation.win_rate import WinRate, win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 

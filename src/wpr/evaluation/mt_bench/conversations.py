@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from wpr.data import Encoder, Message, Row
-from wpr.evaluation.generation import EncodedPrompt
-from wpr.evaluation.mt_bench.questions import Question
-from wpr.evaluation.response_file import ResponseFile
+from wpr.evaluation.mt_bench.question_file import Question
+from wpr.evaluation.response_generation import EncodedPrompt
+from wpr.runs.responses import ResponseFile
 
 
 def first_turn(

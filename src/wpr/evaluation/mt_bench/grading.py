@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from wpr.evaluation.judging.asking import JudgeResults
 from wpr.evaluation.judging.questions import Answer
 from wpr.evaluation.judging.questions import Question as Asking
-from wpr.evaluation.mt_bench.questions import Question
-from wpr.evaluation.mt_bench.rubric import ANSWER_FORM, grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.grading_rubric import ANSWER_FORM, grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.question_file import Question
 from wpr.evaluation.mt_bench.scores import Grade
-from wpr.evaluation.response_file import ResponseFile
+from wpr.runs.responses import ResponseFile
 
 TURNS = (1, 2)
 

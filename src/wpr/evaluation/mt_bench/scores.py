@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wpr.evaluation.mt_bench.questions import Question
-from wpr.evaluation.mt_bench.rubric import HIGHEST, LOWEST
+from wpr.evaluation.mt_bench.grading_rubric import HIGHEST, LOWEST
+from wpr.evaluation.mt_bench.question_file import Question
 from wpr.findings import Cell, Figure, Finding, Series
 
 COLUMNS = [

@@ -31,8 +31,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from wpr.transport.distances import COSINE, EUCLIDEAN
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
-from wpr.transport.metrics import COSINE, EUCLIDEAN
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in

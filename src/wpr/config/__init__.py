@@ -1,0 +1,1 @@
+"""Recipe files: reading, merging, typed settings."""

@@ -1,0 +1,354 @@
+"""A recipe: everything an experiment consists of, as typed settings.
+
+`recipe_file` reads one from YAML; `docs/recipes.md` describes every section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+from wpr.config.typed import Where, build, check_fields, field_types, unknown
+from wpr.data import DataSettings, SplitSettings
+from wpr.data.rows import shown
+from wpr.errors import RecipeError
+from wpr.regularizers.spec import RegularizerSpec
+from wpr.stage_names import FOLDER_NAME
+
+STAGES = ("sft", "reward", "ppo")
+OWNED = {
+    "output_dir": "the run folder holds it; set `output`",
+    "seed": "all stages take the recipe's `seed`",
+    "resume_from_checkpoint": "running again resumes by itself",
+    "do_train": "a stage that is in the recipe is trained",
+}
+"""Settings of the trainers that the pipeline sets itself."""
+
+LARGEST_SEED = 2**32 - 1
+"""What numpy's generators take; Python's and torch's take more."""
+
+
+@dataclass
+class LoraSettings:
+    """Low-rank adapters instead of training all weights. The trained adapter is merged into the model that is saved.
+
+    r: rank. alpha: scale of the adapter, over r. dropout: within the adapter. target_modules: which layers get one.
+    """
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass
+class ModelSettings:
+    """The model that SFT starts from.
+
+    name: a folder, or a name on the hub. ``{prepare}`` stands for what the prepare stage made.
+    revision: of the hub's repository.
+    precision: what matrices are multiplied in; weights and optimizer are float32 in any case. ``auto``: bf16 on GPUs
+        that have it, float32 elsewhere.
+    attention: transformers' ``attn_implementation``; null: its own choice.
+    lora: adapters instead of training all weights, in every stage.
+    """
+
+    name: str
+    revision: str | None = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    attention: str | None = None
+    lora: LoraSettings | None = None
+
+
+@dataclass
+class PrepareSettings:
+    """A stage before all others that makes files: a model, data.
+
+    function: ``package.module:function``, called with the stage's folder, the seed and ``options``.
+    options: passed on by name.
+    """
+
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ScorerSettings:
+    """What PPO maximises.
+
+    kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function.
+    name: folder or hub name of a reward model; null: the one that the reward stage trains.
+    function: ``package.module:function``, see `wpr.rewards.FunctionReward`.
+    workers: programs run at a time, at most one per core; null: one per core.
+    unsafe: run programs without isolation if there is none.
+    limits: of one program's run, see `wpr.rewards.code.Limits`.
+    """
+
+    kind: Literal["model", "code", "function"] = "model"
+    name: str | None = None
+    function: str | None = None
+    workers: int | None = None
+    unsafe: bool = False
+    limits: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluationSettings:
+    """What policies are measured on, and by.
+
+    prompts: how many held-out prompts policies answer, at most; 0: none.
+    rows: how many held-out rows SFT and the reward model are measured on, at most.
+    gold: ``package.module:function``, a score that nothing is trained on. It is logged as ``gold``, and policies are
+        compared by it: where the score rises and gold falls, the reward model is being fooled.
+    eval_regularizers: regularizers by name, whose divergence is measured on the held-out responses of every policy.
+    case_studies: so many held-out responses are kept token by token, for the report's token view; it needs a
+        Wasserstein regularizer, the policy's own or the first of that kind among the eval_regularizers.
+    """
+
+    prompts: int = 64
+    rows: int = 2000
+    gold: str | None = None
+    eval_regularizers: dict[str, RegularizerSpec] = field(default_factory=dict)
+    case_studies: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "rows", "case_studies"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+
+
+@dataclass
+class SweepSettings:
+    """Several policies trained after each other: those named, or every combination of a grid's values.
+
+    policies: their names. grid: dotted settings to lists of values, of each of the policies.
+    """
+
+    policies: list[str] = field(default_factory=list)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.policies and not self.grid:
+            raise ValueError("a sweep needs policies, a grid, or both")
+
+
+class Source(Protocol):
+    """What a recipe was made from, and its policies' recipes can be made from again."""
+
+    def recipe(self, policy: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """The recipe, or that of one policy with dotted changes."""
+        ...
+
+    def where(self, key: str, policy: str | None = None) -> str:
+        """Words for where a dotted key was set."""
+        ...
+
+
+@dataclass
+class Recipe:
+    """An experiment. Sections `sft`, `reward` and `ppo` hold the fields of TRL's ``SFTConfig`` and ``RewardConfig`` and
+    of `wpr.PPOConfig`, and ``batch_size``, the number of rows of an optimizer step over all devices.
+
+    name: names the run. description: one line. output: the run's folder, ``{name}`` being the name.
+    seed: of everything that is drawn.
+    sft, reward: null leaves the stage out.
+    critic: ``auto`` starts from the reward model, or from the SFT model where none is trained; or a folder.
+    policies: PPO runs by name, each with what it changes in `regularizer` and `ppo`. A `regularizer` with another
+        `name` or `preset` stands by itself, one without changes the recipe's.
+    train: the policies that `wpr run` trains; null: all.
+    """
+
+    name: str
+    model: ModelSettings
+    data: DataSettings
+    description: str = ""
+    seed: int = 0
+    output: str = "runs/{name}"
+    prepare: PrepareSettings | None = None
+    split: SplitSettings = field(default_factory=SplitSettings)
+    sft: dict[str, Any] | None = None
+    reward: dict[str, Any] | None = None
+    scorer: ScorerSettings = field(default_factory=ScorerSettings)
+    critic: str = "auto"
+    ppo: dict[str, Any] = field(default_factory=dict)
+    regularizer: RegularizerSpec = field(default_factory=RegularizerSpec)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    train: list[str] | None = None
+    sweeps: dict[str, SweepSettings] = field(default_factory=dict)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    source: Source | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output.replace("{name}", self.name)).expanduser()
+
+    @property
+    def policy_names(self) -> list[str]:
+        """All policies; a recipe that names none has one, called ``policy``."""
+        return list(self.policies) or ["policy"]
+
+    @property
+    def trained_policies(self) -> list[str]:
+        """Those that `wpr run` trains."""
+        return self.policy_names if self.train is None else list(self.train)
+
+    def policy(self, name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """The recipe of one policy: its changes put into `regularizer` and `ppo`, then ``changes`` (dotted)."""
+        if name not in self.policy_names:
+            raise unknown(name, self.policy_names, lambda _: f"recipe {self.name}", kind="policy")
+        assert self.source is not None
+        return self.source.recipe(name, changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for files and for the reader."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RegularizerSpec):
+        return value.given()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) -> Recipe:
+    """The recipe that plain values state, every name, type and reference in it checked."""
+    known = field_types(Recipe)
+    for name in values:
+        if name not in known:
+            raise unknown(name, [*known, "extends"], where)
+    values = dict(values)
+    for name in ("name", "model", "data"):
+        if values.get(name) is None:
+            raise RecipeError(f"{where('')}: {name} is missing; every recipe needs one")
+    for section in ("sweeps", "policies"):
+        values[section] = {} if values.get(section) is None else values[section]
+    if isinstance(values["policies"], Mapping):
+        # A policy that is null was taken out by a recipe that builds on another one.
+        values["policies"] = {name: own for name, own in values["policies"].items() if own is not None}
+    for section in STAGES:
+        values[section] = _stage(section, values.get(section), where)
+    recipe: Recipe = build(Recipe, values, "", where)
+    _check_names(recipe, where)
+    _check_seed(recipe.seed, "seed", where)
+    _check_scorer(recipe, where)
+    if check_policies:
+        _check_policies(recipe, where)
+    return recipe
+
+
+def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
+    if values is None:
+        return None if section != "ppo" else {}
+    if not isinstance(values, Mapping):
+        raise RecipeError(
+            f"{where(section)}: {section}={shown(values, 200)} must be settings, or null to leave the stage out"
+        )
+    for name, reason in OWNED.items():
+        if name in values:
+            raise RecipeError(f"{where(f'{section}.{name}')}: {section}.{name} cannot be set: {reason}")
+    checked = check_fields(config_class(section), values, section, where, extra={"batch_size": int})
+    if "batch_size" in checked and "gradient_accumulation_steps" in checked:
+        raise RecipeError(
+            f"{where(f'{section}.batch_size')}: {section} sets batch_size and gradient_accumulation_steps; the first, "
+            "with per_device_train_batch_size and the number of devices, gives the second: leave one of them out"
+        )
+    if (size := checked.get("batch_size", 1)) < 1:
+        raise RecipeError(f"{where(f'{section}.batch_size')}: {section}.batch_size={size} must be 1 or more")
+    if checked.get("data_seed") is not None:
+        _check_seed(checked["data_seed"], f"{section}.data_seed", where)
+    return checked
+
+
+@cache
+def config_class(section: str) -> type:
+    """The class whose fields a stage's section holds."""
+    if section == "ppo":
+        from wpr.ppo import PPOConfig
+
+        return PPOConfig
+    try:
+        if section == "sft":
+            from trl import SFTConfig
+
+            return cast(type, SFTConfig)
+        from trl import RewardConfig
+
+        return cast(type, RewardConfig)
+    except ImportError:
+        raise RecipeError("SFT and reward models need TRL; install it with `pip install 'wpr[train]'`") from None
+
+
+def _check_names(recipe: Recipe, where: Where) -> None:
+    for kind, names in (("name", [recipe.name]), ("policies", recipe.policies), ("sweeps", recipe.sweeps)):
+        for name in names:
+            if not re.fullmatch(FOLDER_NAME, name):
+                raise RecipeError(
+                    f"{where(kind)}: {kind} {name!r} becomes a folder's name; use letters, digits, '.', '-' and '_'"
+                )
+    if re.search("[{}]", recipe.output.replace("{name}", "")):
+        raise RecipeError(f"{where('output')}: output={recipe.output!r} may hold {{name}} and no other braces")
+    if not recipe.output.isprintable() or not recipe.output.strip():
+        raise RecipeError(f"{where('output')}: output={recipe.output!r} must be a folder's path, as runs/{{name}}")
+
+
+def _check_seed(seed: int, key: str, where: Where) -> None:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RecipeError(
+            f"{where(key)}: {key}={shown(seed)} is outside 0 to {LARGEST_SEED}, the seeds that numpy and torch share"
+        )
+
+
+def _check_scorer(recipe: Recipe, where: Where) -> None:
+    scorer = recipe.scorer
+    if scorer.kind == "model" and scorer.name is None and recipe.reward is None:
+        raise RecipeError(
+            f"{where('scorer')}: there is no reward: train one (reward: {{...}}), name one (scorer.name: folder), or "
+            "set scorer.kind to code or function"
+        )
+    if scorer.kind == "function" and not scorer.function:
+        raise RecipeError(f"{where('scorer')}: scorer.kind=function needs scorer.function: package.module:function")
+    if scorer.kind == "code" and recipe.data.format != "apps":
+        raise RecipeError(
+            f"{where('scorer.kind')}: scorer.kind=code needs problems with tests, data.format: apps (it is "
+            f"{recipe.data.format})"
+        )
+
+
+def _check_policies(recipe: Recipe, where: Where) -> None:
+    for name, own in recipe.policies.items():
+        for key in own:
+            if key not in ("regularizer", "ppo"):
+                raise unknown(f"policies.{name}.{key}", ["regularizer", "ppo"], where, f"policies.{name}")
+    for name in recipe.train or []:
+        if name not in recipe.policy_names:
+            raise unknown(name, recipe.policy_names, lambda _: f"{where('train')}: train", kind="policy")
+    for sweep, settings in recipe.sweeps.items():
+        for name in settings.policies:
+            if name not in recipe.policy_names:
+                place = f"{where('sweeps')}: sweep {sweep}"
+                raise unknown(name, recipe.policy_names, lambda _, place=place: place, kind="policy")  # type: ignore[misc]
+        check_grid(settings.grid, f"{where(f'sweeps.{sweep}.grid')}: sweep {sweep}")
+
+
+def check_grid(grid: Mapping[str, Any], place: str) -> None:
+    """Refuse a grid over settings that a policy cannot change, or that nobody knows."""
+    for key in grid:
+        section, _, setting = key.partition(".")
+        if section not in ("ppo", "regularizer"):
+            raise RecipeError(f"{place}: a grid changes `ppo` and `regularizer` settings; {key} is none of them")
+        known = field_types(RegularizerSpec if section == "regularizer" else config_class("ppo"))
+        if setting not in known and key != "ppo.batch_size":
+            raise unknown(key, known, lambda _: place, section)

@@ -1,0 +1,154 @@
+"""Loading models and tokenizers by name, and saving them as ordinary transformers folders."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wpr.config.recipe import LoraSettings, ModelSettings
+from wpr.damaged_files import refuse_damaged_model
+from wpr.errors import OptionError, UserError, first_line
+from wpr.language_models import is_peft
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load_tokenizer(name: str, revision: str | None = None, setting: str = "model.name") -> Any:
+    """The tokenizer, with a padding token: models without one pad with end of sequence, which attention leaves out."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _load(AutoTokenizer, name, "tokenizer", setting, revision=revision)
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {name} has no end-of-sequence token, so that responses could not end; set eos_token in "
+            "its tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_vocabulary(name: str, setting: str = "model.name", revision: str | None = None) -> dict[str, int]:
+    """Ids by token, of a model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return dict(_load(AutoTokenizer, name, "tokenizer", setting, revision=revision).get_vocab())
+
+
+def load_causal(settings: ModelSettings, name: str | None = None) -> Any:
+    """The language model in float32: bf16 is for products, not for weights that small updates are added to."""
+    from transformers import AutoModelForCausalLM
+
+    return _load(
+        AutoModelForCausalLM,
+        name or settings.name,
+        "language model",
+        revision=settings.revision if name is None else None,
+        dtype=torch.float32,
+        attn_implementation=settings.attention,
+    )
+
+
+def load_any_causal(name: str, dtype: str, device: torch.device) -> Any:
+    """A language model to generate with. dtype: ``auto`` is bf16 on GPUs that have it and float32 elsewhere."""
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise OptionError(f"--dtype {dtype} is not known; choose {', '.join(DTYPES)}")
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    model = _load(AutoModelForCausalLM, name, "language model", setting="--model", dtype=getattr(torch, dtype))
+    return model.to(device).eval()
+
+
+def load_scorer(settings: ModelSettings, name: str, pad_token_id: int) -> Any:
+    """The same model with a score in place of the next token; its head is new and, for a seed, always the same."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = _load(
+        AutoModelForSequenceClassification,
+        name,
+        "reward model",
+        num_labels=1,
+        dtype=torch.float32,
+        attn_implementation=settings.attention,
+    )
+    model.config.pad_token_id = pad_token_id
+    return model
+
+
+def _load(auto: Any, name: str, role: str, setting: str = "model.name", **options: Any) -> Any:
+    options = {key: value for key, value in options.items() if value is not None}
+    refuse_damaged_model(name, options.get("revision"))
+    try:
+        return auto.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(name, role, setting, error) from error
+
+
+def check_model(name: str, setting: str, revision: str | None = None) -> Any:
+    """The model's configuration, which is small. A model that is neither here nor on the hub is refused, and one whose
+    files are not whole.
+    """
+    from transformers import AutoConfig
+
+    refuse_damaged_model(name, revision)
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(name, "model", setting, error) from error
+
+
+def _not_loaded(name: str, role: str, setting: str, error: Exception) -> UserError:
+    if Path(name).is_dir():
+        return UserError(f"{setting}: {name} holds no {role} that transformers can load: {first_line(error)}")
+    return UserError(
+        f"{setting}: the {role} {name} is neither a folder nor to be had from the hub: {first_line(error)} Check the "
+        f"name; for a gated model accept its terms and run `hf auth login`; without a network, fetch it elsewhere with "
+        f"`hf download {name}` and set {setting} to the folder."
+    )
+
+
+def lora_config(lora: LoraSettings | None, task: str) -> Any:
+    """PEFT's settings, for ``task`` CAUSAL_LM or SEQ_CLS; None where all weights are trained."""
+    if lora is None:
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise UserError("model.lora needs peft; install it with `pip install 'wpr[lora]'`") from None
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type=task,
+        modules_to_save=["score"] if task == "SEQ_CLS" else None,
+    )
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
+    """Write weights, tokenizer and card beside ``folder`` and move them there in one step. An adapter is merged in, and
+    also kept by itself, in ``adapter/``.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    transformers_logging.disable_progress_bar()
+    if is_peft(model):
+        model.save_pretrained(partial / "adapter")
+        model = model.merge_and_unload()
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "README.md").write_text(card, encoding="utf-8")
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
