@@ -13,7 +13,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from wpr.rewards.code import Case, Problem, Runner, isolation
+from wpr.rewards.code import Case, CodeProblem, Runner, isolation
 from wpr.rewards.code.sandbox import base_executable
 
 BLOCKS = 10
@@ -43,20 +43,20 @@ class Solution:
 """
 
 
-def programs(count: int, tests: int) -> list[tuple[str, Problem]]:
+def programs(count: int, tests: int) -> list[tuple[str, CodeProblem]]:
     """Four kinds in turn: two that pass, one that gives a wrong answer, one with a method. All run all their tests."""
     lists = [[(7 * i + 3 * test) % 50 for i in range(40)] for test in range(tests)]
     texts = [" ".join(map(str, numbers)) for numbers in lists]
     totals = [f"{sum(numbers)} {max(map(numbers.count, numbers))}" for numbers in lists]
     ordered = [" ".join(map(str, sorted(numbers))) for numbers in lists]
-    reading = Problem(tuple(map(Case, texts, totals)))
-    sorting = Problem(tuple(map(Case, texts, ordered)))
-    method = Problem(tuple(Case([numbers], sum(numbers)) for numbers in lists), "total")
+    reading = CodeProblem(tuple(map(Case, texts, totals)))
+    sorting = CodeProblem(tuple(map(Case, texts, ordered)))
+    method = CodeProblem(tuple(Case([numbers], sum(numbers)) for numbers in lists), "total")
     kinds = [(READS, reading), (SORTS, sorting), (WRONG, sorting), (METHOD, method)]
     return [kinds[i % len(kinds)] for i in range(count)]
 
 
-def bare(pair: tuple[str, Problem]) -> None:
+def bare(pair: tuple[str, CodeProblem]) -> None:
     """One interpreter a test, with nothing around it; a method is left uncalled."""
     program, problem = pair
     for case in problem.tests:

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel
 
 from tests.ppo import tiny
 from wpr import pico
-from wpr.analysis.bert_score import Encoder, bert_score
+from wpr.analysis.bert_score import ContextualEncoder, bert_score
 
 
 def unit(rows: int, seed: int) -> torch.Tensor:
@@ -58,14 +58,14 @@ def bert(tmp_path: Path) -> str:
 
 
 def test_special_tokens_take_no_part(bert: str) -> None:
-    vectors, cut = Encoder.from_pretrained(bert).embed(["w3 w4 w5", "w3"])
+    vectors, cut = ContextualEncoder.from_pretrained(bert).embed(["w3 w4 w5", "w3"])
     assert [len(one) for one in vectors] == [3, 1]
     assert cut == 0
     assert torch.allclose(vectors[0].norm(dim=-1), torch.ones(3), atol=1e-5)
 
 
 def test_batches_change_nothing(bert: str) -> None:
-    encoder = Encoder.from_pretrained(bert)
+    encoder = ContextualEncoder.from_pretrained(bert)
     texts = ["w3 w4 w5 w6", "w7", "w8 w9", "", "w10 w11 w12"]
     for one, other in zip(encoder.embed(texts, batch_size=1)[0], encoder.embed(texts, batch_size=5)[0], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -73,22 +73,22 @@ def test_batches_change_nothing(bert: str) -> None:
 
 
 def test_long_texts_are_cut_and_counted(bert: str) -> None:
-    vectors, cut = Encoder.from_pretrained(bert).embed(["w3 " * 20, "w3 " * 6, "w3 " * 7])
+    vectors, cut = ContextualEncoder.from_pretrained(bert).embed(["w3 " * 20, "w3 " * 6, "w3 " * 7])
     assert [len(one) for one in vectors] == [6, 6, 6]
     assert cut == 2
 
 
 def test_layers(bert: str) -> None:
     texts = ["w3 w4"]
-    last, first = (Encoder.from_pretrained(bert, layer).embed(texts)[0][0] for layer in (-1, 0))
+    last, first = (ContextualEncoder.from_pretrained(bert, layer).embed(texts)[0][0] for layer in (-1, 0))
     assert not torch.allclose(last, first)
-    torch.testing.assert_close(last, Encoder.from_pretrained(bert, 2).embed(texts)[0][0])
+    torch.testing.assert_close(last, ContextualEncoder.from_pretrained(bert, 2).embed(texts)[0][0])
     with pytest.raises(ValueError, match=r"layer 3 is outside -3\.\.2"):
-        Encoder.from_pretrained(bert, 3)
+        ContextualEncoder.from_pretrained(bert, 3)
 
 
 def test_a_causal_model_serves_too() -> None:
-    encoder = Encoder.from_pretrained(str(pico.path()))
+    encoder = ContextualEncoder.from_pretrained(str(pico.path()))
     same, other, far = encoder.embed(["The dog was happy.", "The dog was glad.", "Seven blue engines"])[0]
     near, unrelated = bert_score(same, other), bert_score(same, far)
     assert near is not None
@@ -98,4 +98,4 @@ def test_a_causal_model_serves_too() -> None:
 
 def test_what_is_no_encoder_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be loaded .* AutoModel"):
-        Encoder.from_pretrained(str(tmp_path))
+        ContextualEncoder.from_pretrained(str(tmp_path))

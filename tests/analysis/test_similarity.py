@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from wpr.analysis.bert_score import Score
+from wpr.analysis.bert_score import BertScore
 from wpr.analysis.similarity import MEAN, Pair, similarity_finding
 from wpr.findings import Finding
 
@@ -20,7 +20,7 @@ def pairs(count: int, seed: int, noise: dict[str, float], gone: int = 0) -> list
     lengths = torch.randint(5, 50, (count,), generator=generator)
     return [
         Pair(
-            i, Score(0.5, 0.5, float(alike[i])), int(lengths[i]),
+            i, BertScore(0.5, 0.5, float(alike[i])), int(lengths[i]),
             {name: float(each[i]) for name, each in values.items()},
             {name: float(each[i]) for name, each in values.items()},
         )

@@ -22,7 +22,7 @@ from wpr.damaged_files import refuse_damaged_model
 
 
 @dataclass(frozen=True)
-class Encoder:
+class ContextualEncoder:
     """A model that gives each token of a text a vector: any transformers encoder, or a causal model's hidden states.
 
     layer: of the hidden states, 0 the embeddings and -1 the last.
@@ -34,7 +34,7 @@ class Encoder:
     layer: int = -1
 
     @classmethod
-    def from_pretrained(cls, folder: str, layer: int = -1, device: torch.device | str = "cpu") -> Encoder:
+    def from_pretrained(cls, folder: str, layer: int = -1, device: torch.device | str = "cpu") -> ContextualEncoder:
         """Load a model's folder or hub name, in float32."""
         from transformers import AutoModel, AutoTokenizer
 
@@ -50,7 +50,7 @@ class Encoder:
             ) from None
         return cls(model.to(device).eval(), tokenizer, folder, layer).checked()
 
-    def checked(self) -> Encoder:
+    def checked(self) -> ContextualEncoder:
         """The encoder, if it has that layer."""
         layers = int(self.model.config.get_text_config().num_hidden_layers)
         if not -layers - 1 <= self.layer <= layers:
@@ -102,7 +102,7 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Score:
+class BertScore:
     """BERTScore of a candidate against a reference."""
 
     precision: float
@@ -110,11 +110,11 @@ class Score:
     f1: float
 
 
-def bert_score(candidate: Tensor, reference: Tensor) -> Score | None:
+def bert_score(candidate: Tensor, reference: Tensor) -> BertScore | None:
     """The score of unit vectors ``(n, H)`` against ``(m, H)``; None where one of both has no tokens."""
     if not len(candidate) or not len(reference):
         return None
     alike = candidate @ reference.mT
     precision, recall = float(alike.amax(1).mean()), float(alike.amax(0).mean())
     total = precision + recall
-    return Score(precision, recall, 2 * precision * recall / total if total else 0.0)
+    return BertScore(precision, recall, 2 * precision * recall / total if total else 0.0)

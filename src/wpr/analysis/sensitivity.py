@@ -50,7 +50,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """Members alike but for one setting, by its value."""
 
     name: str
@@ -58,7 +58,7 @@ class Line:
     members: tuple[Member, ...]
 
 
-def sweep_lines(members: Sequence[Member]) -> list[Line]:
+def sweep_lines(members: Sequence[Member]) -> list[SweepLine]:
     """Every group of members that differ in one setting of `SETTINGS` alone, of two values or more."""
     lines = []
     for setting in SETTINGS:
@@ -73,7 +73,7 @@ def sweep_lines(members: Sequence[Member]) -> list[Line]:
             if len({str(member.settings[setting]) for member in group}) > 1
         ]
         names = _told_apart([group[0].policy.split("+")[0] for group in found])
-        lines += [Line(name, setting, tuple(group)) for name, group in zip(names, found, strict=True)]
+        lines += [SweepLine(name, setting, tuple(group)) for name, group in zip(names, found, strict=True)]
     return lines
 
 
@@ -111,7 +111,7 @@ def sensitivity_finding(members: Sequence[Member], settings: Mapping[str, Any] |
     )
 
 
-def _figure(lines: Sequence[Line], setting: str, metric: str) -> Figure | None:
+def _figure(lines: Sequence[SweepLine], setting: str, metric: str) -> Figure | None:
     series = [_series(line, setting, metric) for line in lines if any(metric in m.results for m in line.members)]
     if not series:
         return None
@@ -127,7 +127,7 @@ def _figure(lines: Sequence[Line], setting: str, metric: str) -> Figure | None:
     return Figure("lines", title, name, METRICS[metric], series, log_x=log, marks=marks, name=f"{metric}-by-{name}")
 
 
-def _series(line: Line, setting: str, metric: str) -> Series:
+def _series(line: SweepLine, setting: str, metric: str) -> Series:
     x: list[Any] = [member.settings[setting] for member in line.members]
     y = [member.results.get(metric, math.nan) for member in line.members]
     ends = [member.intervals.get(metric, (math.nan, math.nan)) for member in line.members]
@@ -136,7 +136,7 @@ def _series(line: Line, setting: str, metric: str) -> Series:
     return Series(line.name, x, y, low if known else None, high if known else None)
 
 
-def _told(lines: Sequence[Line]) -> list[str]:
+def _told(lines: Sequence[SweepLine]) -> list[str]:
     told = ["Each point is a policy trained with that value and otherwise the same settings, on held-out prompts."]
     for line in lines:
         name, values = SETTINGS[line.setting], [member.settings[line.setting] for member in line.members]

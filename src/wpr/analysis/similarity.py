@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.analysis.bert_score import Score
+from wpr.analysis.bert_score import BertScore
 from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, spearman
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 
@@ -49,7 +49,7 @@ class Pair:
     """
 
     number: int
-    score: Score
+    score: BertScore
     length: int
     penalty: Mapping[str, float]
     divergence: Mapping[str, float]

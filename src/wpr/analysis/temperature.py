@@ -21,7 +21,7 @@ Scores = Mapping[tuple[str, float], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WinRateAtTemperature:
     """A model against the other one at a temperature, with the 95% interval of its win rate."""
 
     model: str
@@ -34,7 +34,7 @@ class Comparison:
     prompts: int | None = None
 
 
-def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
+def by_scores(scores: Scores, against: str, judge: str) -> list[WinRateAtTemperature]:
     """Every model against ``against``, at the temperatures that both answered at, by the scores of their responses."""
     found = []
     for (model, temperature), ours in sorted(scores.items()):
@@ -43,7 +43,7 @@ def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
         if model != against and shared:
             result = win_rate([ours[one] for one in shared], [theirs[one] for one in shared], groups=shared)
             ends = result.rate, result.low, result.high
-            found.append(Comparison(model, judge, temperature, *ends, result.p_value, len(shared)))
+            found.append(WinRateAtTemperature(model, judge, temperature, *ends, result.p_value, len(shared)))
     if not found:
         known = ", ".join(f"{model} at {at:g}" for model, at in scores)
         raise ValueError(
@@ -53,7 +53,7 @@ def by_scores(scores: Scores, against: str, judge: str) -> list[Comparison]:
     return found
 
 
-def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
+def by_judges(findings: Sequence[Finding], against: str) -> list[WinRateAtTemperature]:
     """What judges said of models against ``against``, either way round, at the same temperature of both."""
     found = []
     for finding in findings:
@@ -72,7 +72,7 @@ def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
         p_value = cells.get("sign test p", [None])[0]
         p_value = float(p_value) if isinstance(p_value, int | float) else None
         judge = finding.title.rpartition("judged by ")[2]
-        found.append(Comparison(str(model), judge, heats[0], rate, low, high, p_value))
+        found.append(WinRateAtTemperature(str(model), judge, heats[0], rate, low, high, p_value))
     if not found:
         raise ValueError(
             f"no finding of a judge compares a model with {against} at one temperature; judge responses that `wpr "
@@ -82,11 +82,11 @@ def by_judges(findings: Sequence[Finding], against: str) -> list[Comparison]:
 
 
 def temperature_finding(
-    comparisons: Sequence[Comparison], against: str, settings: Mapping[str, Any] | None = None
+    comparisons: Sequence[WinRateAtTemperature], against: str, settings: Mapping[str, Any] | None = None
 ) -> Finding:
     """The finding on models against one other."""
     judges = list(dict.fromkeys(one.judge for one in comparisons))
-    lines: dict[str, list[Comparison]] = {}
+    lines: dict[str, list[WinRateAtTemperature]] = {}
     for one in comparisons:
         lines.setdefault(one.model if len(judges) == 1 else f"{one.model} ({one.judge})", []).append(one)
     series = [
@@ -116,7 +116,7 @@ def temperature_finding(
     )  # fmt: skip
 
 
-def _told(lines: Mapping[str, Sequence[Comparison]], against: str, judges: Sequence[str]) -> list[str]:
+def _told(lines: Mapping[str, Sequence[WinRateAtTemperature]], against: str, judges: Sequence[str]) -> list[str]:
     told = [
         f"Responses to the same held-out prompts at the same temperature, judged by {' and '.join(judges)}, against "
         f"{against}."

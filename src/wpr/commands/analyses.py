@@ -195,7 +195,7 @@ def similarity(
     context: AnalysisContext, encoder: str | None = None, layer: int = -1, regularizers: Sequence[str] = SIDE_BY_SIDE
 ) -> Found:
     """Negative penalties against BERTScore between reference and policy responses."""
-    from wpr.analysis.bert_score import Encoder, bert_score
+    from wpr.analysis.bert_score import ContextualEncoder, bert_score
     from wpr.analysis.similarity import Pair, similarity_finding
 
     policies = context.chosen
@@ -203,7 +203,7 @@ def similarity(
         context.answers(policy, BEFORE)  # an error now rather than after all penalties
     before = {policy: {one.number: one for one in context.responses(policy, BEFORE)} for policy in policies}
     try:
-        reader = Encoder.from_pretrained(encoder or context.run.sft_model, layer, context.run.device)
+        reader = ContextualEncoder.from_pretrained(encoder or context.run.sft_model, layer, context.run.device)
     except ValueError as error:
         raise OptionError(str(error)) from None
     measured = context.measured(regularizers)

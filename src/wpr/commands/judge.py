@@ -88,7 +88,7 @@ def judge(
     from wpr.evaluation.judging.asking import ask_all, pending
     from wpr.evaluation.judging.pairwise import pair_up, questions_for, verdicts
     from wpr.evaluation.judging.protocol import Protocol
-    from wpr.evaluation.judging.questions import Limits
+    from wpr.evaluation.judging.questions import RequestLimits
     from wpr.evaluation.judging.result import make_finding
     from wpr.evaluation.judging.rubric import load_rubric
     from wpr.findings import as_text, save, slug
@@ -101,7 +101,7 @@ def judge(
     check_prices((price_in, price_out))
     whole = every or protocol == "all"
     chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
-    limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
+    limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
     files = [read_responses(path) for path in (ours, theirs)]
     pairing = pair_up(*files)
     names = (files[0].name, files[1].name) if files[0].name != files[1].name else (str(ours), str(theirs))

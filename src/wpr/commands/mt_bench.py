@@ -36,8 +36,8 @@ from wpr.commands.judges import (
 )
 
 if TYPE_CHECKING:
-    from wpr.evaluation.judging.questions import Judge, Limits
-    from wpr.evaluation.mt_bench.question_file import Question
+    from wpr.evaluation.judging.questions import Judge, RequestLimits
+    from wpr.evaluation.mt_bench.question_file import BenchQuestion
     from wpr.evaluation.response_generation import SamplingParams
     from wpr.evaluation.run_models import RunModels
     from wpr.runs.responses import ResponseFile
@@ -149,7 +149,7 @@ def mt_bench(
         wpr mt-bench -m models/smollm2 -q question.jsonl -o results --limit 8
     """  # fmt: skip
     from wpr.errors import OptionError
-    from wpr.evaluation.judging.questions import Limits
+    from wpr.evaluation.judging.questions import RequestLimits
     from wpr.evaluation.mt_bench.question_file import read_questions, temperatures
     from wpr.evaluation.response_generation import SamplingParams
     from wpr.evaluation.run_models import RunModels, named_models
@@ -161,7 +161,7 @@ def mt_bench(
     if run is None and output is None:
         raise OptionError("--model needs a folder for the results; name it with -o")
     check_prices((price_in, price_out))
-    limits = Limits(concurrency, requests_per_minute, tokens_per_minute, timeout)
+    limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
     found = None if run is None else RunModels(run)
     for remark in [] if found is None or policy else found.notes():
@@ -189,7 +189,7 @@ def mt_bench(
 class _Talk:
     """Conversations with models, to be held one after the other."""
 
-    questions: list[Question]
+    questions: list[BenchQuestion]
     temperatures: dict[str, float]
     drawing: SamplingParams
     how: GenerationOptions
@@ -224,9 +224,9 @@ def _grade(
     judge: Judge,
     name: str,
     folder: Path,
-    questions: list[Question],
+    questions: list[BenchQuestion],
     answers: dict[str, list[ResponseFile]],
-    limits: Limits,
+    limits: RequestLimits,
     prices: Prices,
     yes: bool,
     dry_run: bool,

@@ -22,7 +22,7 @@ from wpr.data.formats import make_row
 from wpr.data.readers import Record, read_records
 from wpr.data.rows import BadRowError, DataError, shown
 from wpr.rewards.code.code_reward import program_of
-from wpr.rewards.code.problems import PASSES, Problem, parse_problem
+from wpr.rewards.code.problems import PASSES, CodeProblem, parse_problem
 
 Style = Literal["complete", "chat"]
 
@@ -48,7 +48,7 @@ class CodeTask:
 
     task_id: str
     row: Row
-    problem: Problem
+    problem: CodeProblem
     program: Callable[[str], str]
 
 
@@ -104,7 +104,7 @@ def humaneval_task(record: Record, style: Style) -> CodeTask:
     return CodeTask(
         texts["task_id"],
         Row(texts["prompt"] if style == "complete" else REQUEST.format(prompt=texts["prompt"].strip())),
-        Problem((PASSES,), entry, "humaneval", texts["task_id"], bare=True, check=check),
+        CodeProblem((PASSES,), entry, "humaneval", texts["task_id"], bare=True, check=check),
         lambda response: make(texts["prompt"], entry, response),
     )
 

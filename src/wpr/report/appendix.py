@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
-from wpr.runs.read_problems import Problem
+from wpr.runs.read_problems import ReadProblem
 
 RECIPE = 60_000
 """Characters of a recipe that are shown."""
@@ -38,12 +38,12 @@ def problem_section(findings: ReportData) -> Section:
     return Section("problems", "Problems", lead, body, [table])
 
 
-def problem_list(problems: Sequence[Problem]) -> Markup:
+def problem_list(problems: Sequence[ReadProblem]) -> Markup:
     """Problems, one a line."""
     return tag("ul", *(tag("li", *_told(problem)) for problem in problems), class_="problems")
 
 
-def problem_box(problems: Sequence[Problem], most: int = 4) -> Markup | None:
+def problem_box(problems: Sequence[ReadProblem], most: int = 4) -> Markup | None:
     """The first problems in a box at the head of the page."""
     if not problems:
         return None
@@ -60,7 +60,7 @@ def problem_box(problems: Sequence[Problem], most: int = 4) -> Markup | None:
     )
 
 
-def _told(problem: Problem) -> list[Content]:
+def _told(problem: ReadProblem) -> list[Content]:
     return [
         tag("code", problem.file),
         f" {problem.what}. ",

@@ -21,7 +21,7 @@ SFT = "SFT"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """One policy against another, or against the SFT model (None), on the prompts that both answered."""
 
     ours: Policy
@@ -46,13 +46,13 @@ class Comparison:
         return self.result.p_value <= 0.05
 
 
-def against_sft(policies: Sequence[Policy], measure: str) -> list[Comparison]:
+def against_sft(policies: Sequence[Policy], measure: str) -> list[PolicyComparison]:
     """Each policy against the model that it started from."""
     found = (_compare(policy, None, policy.before, measure) for policy in policies)
     return [comparison for comparison in found if comparison is not None]
 
 
-def against_each_other(policies: Sequence[Policy], measure: str) -> list[Comparison]:
+def against_each_other(policies: Sequence[Policy], measure: str) -> list[PolicyComparison]:
     """Every pair of policies that answered the same prompts, each once."""
     pairs = ((one, other) for one, other in itertools.combinations(policies, 2) if _same_start(one, other))
     found = (_compare(ours, theirs, theirs.responses, measure) for ours, theirs in pairs)
@@ -72,7 +72,7 @@ def _same_start(one: Policy, other: Policy) -> bool:
     return not first or not second or first == second
 
 
-def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], measure: str) -> Comparison | None:
+def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], measure: str) -> PolicyComparison | None:
     from wpr.evaluation.win_rate import win_rate  # wpr.evaluation needs torch; reading a run does not
 
     values = []
@@ -84,7 +84,7 @@ def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], me
         return None
     first_scores, second_scores, prompts = zip(*values, strict=True)
     result = win_rate(first_scores, second_scores, groups=prompts)
-    return Comparison(ours, theirs, measure, result, len(set(prompts)))
+    return PolicyComparison(ours, theirs, measure, result, len(set(prompts)))
 
 
 def held_out(policy: Policy, moment: str) -> dict[str, float]:

@@ -14,9 +14,9 @@ from wpr.report.curves import training_section
 from wpr.report.evaluations import evaluation_section
 from wpr.report.frontier import frontier_section
 from wpr.report.markup import DASH, Markup, join, paragraph, script_data, tag
-from wpr.report.responses import response_section
 from wpr.report.runs import read_runs
 from wpr.report.section import ReportData, Section
+from wpr.report.side_by_side import response_section
 from wpr.report.summary import summary_section
 from wpr.report.tables import write_csv
 from wpr.report.token_view import token_section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wpr.report.comparisons import Comparison, against_each_other, against_sft
+from wpr.report.comparisons import PolicyComparison, against_each_other, against_sft
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.runs import Policy
 from wpr.report.section import ReportData
@@ -37,13 +37,13 @@ def sentences(findings: ReportData) -> list[Markup]:
     return found + _fooled(findings)
 
 
-def interval(comparison: Comparison) -> str:
+def interval(comparison: PolicyComparison) -> str:
     """A win rate with its interval, to read."""
     result = comparison.result
     return f"{percent(result.rate)} (95% interval {100 * result.low:.1f} to {percent(result.high)})"
 
 
-def _against_sft(comparison: Comparison) -> Markup:
+def _against_sft(comparison: PolicyComparison) -> Markup:
     sure = comparison.confirmed
     said = {
         1: "beats" if sure else "seems to beat",
@@ -56,7 +56,7 @@ def _against_sft(comparison: Comparison) -> Markup:
     return join(_name(comparison.ours), told)
 
 
-def _best_two(findings: ReportData, best: Comparison, second: Comparison, measure: str) -> Markup:
+def _best_two(findings: ReportData, best: PolicyComparison, second: PolicyComparison, measure: str) -> Markup:
     """The two that do best against SFT, compared directly."""
     ours, theirs = _name(best.ours), _name(second.ours)
     overlap = "overlap" if best.result.low <= second.result.high else "do not overlap"

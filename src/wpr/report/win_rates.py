@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wpr.report.comparisons import MEASURES, Comparison, against_each_other, against_sft
+from wpr.report.comparisons import MEASURES, PolicyComparison, against_each_other, against_sft
 from wpr.report.figures import Interval, interval_chart, looks, policy_name
 from wpr.report.markup import DASH, Markup, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
@@ -50,7 +50,7 @@ def win_rate_section(findings: ReportData) -> Section:
     return Section("wins", "Win rates", lead, join(*parts, *(one.folded() for one in tables)), tables)
 
 
-def _interval(comparison: Comparison) -> Interval:
+def _interval(comparison: PolicyComparison) -> Interval:
     result, ours, theirs = comparison.result, comparison.ours, comparison.theirs
     label = policy_name(ours)
     if theirs is not None:
@@ -59,7 +59,7 @@ def _interval(comparison: Comparison) -> Interval:
     return Interval(label, result.rate, result.low, result.high, looks(ours.colour, ours.dash), note)
 
 
-def _row(comparison: Comparison) -> list[Cell]:
+def _row(comparison: PolicyComparison) -> list[Cell]:
     result = comparison.result
     return [
         comparison.ours.name, comparison.opponent, comparison.measure, result.rate, result.low, result.high,

@@ -13,7 +13,7 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class ReadProblem:
     """One fault. file: where. what: what is wrong there. remedy: what the reader can do about it."""
 
     file: str
@@ -28,14 +28,14 @@ class Problem:
 class Problems:
     """The faults found so far, each once."""
 
-    found: list[Problem] = field(default_factory=list)
+    found: list[ReadProblem] = field(default_factory=list)
 
     def add(self, file: Path | str, what: str, remedy: str) -> None:
         """Note a fault."""
-        problem = Problem(str(file), what, remedy)
+        problem = ReadProblem(str(file), what, remedy)
         if problem not in self.found:
             self.found.append(problem)
 
-    def of(self, name: str) -> list[Problem]:
+    def of(self, name: str) -> list[ReadProblem]:
         """Those of files of this name."""
         return [problem for problem in self.found if Path(problem.file).name == name]

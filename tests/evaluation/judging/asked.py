@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.judging.misbehaving import Behaviour, Request, reply
-from wpr.evaluation.judging.questions import Limits, Question, UnreadableError
+from wpr.evaluation.judging.questions import Question, RequestLimits, UnreadableError
 from wpr.evaluation.judging.verdicts import LETTER, read_letter
 
 KEY = "sk-test-4f9c1b7e0d2a8c3f/5+6=7"
@@ -18,7 +18,7 @@ KEY = "sk-test-4f9c1b7e0d2a8c3f/5+6=7"
 AWKWARD = 'sk?>4f~"9c\\1b7e/0d+2a=8c3f??>>'
 """and one that the two alphabets of base64 write differently, too, and JSON even more."""
 
-QUICK = Limits(first_wait=0.01, timeout=10)
+QUICK = RequestLimits(first_wait=0.01, timeout=10)
 """Everything as by default, but for shorter waits."""
 
 

@@ -30,13 +30,13 @@ from tests.evaluation.judging.misbehaving import (
 )
 from tests.evaluation.judging.nasty import ANSWERS, seconds
 from wpr.evaluation.judging.asking import JudgeResults, ask_all, pending
-from wpr.evaluation.judging.questions import JudgingError, Limits, Question
+from wpr.evaluation.judging.questions import JudgingError, Question, RequestLimits
 from wpr.evaluation.judging.server import ServerJudge
 from wpr.evaluation.judging.verdicts import read_object
 from wpr.evaluation.mt_bench.grading_rubric import read_rating
 
 
-def ask(server: ChatServer, count: int, cache: Path, limits: Limits = QUICK) -> JudgeResults:
+def ask(server: ChatServer, count: int, cache: Path, limits: RequestLimits = QUICK) -> JudgeResults:
     return ask_all(ServerJudge("test", server.address), questions(count), cache, limits)
 
 
@@ -102,7 +102,7 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(cache: Path) -> None:
         return slow(server.closing, reply("A")) if request.times == 1 else reply("B")
 
     with ChatServer(behave) as server:
-        asked = ask(server, 1, cache, Limits(timeout=0.5, first_wait=0.01))
+        asked = ask(server, 1, cache, RequestLimits(timeout=0.5, first_wait=0.01))
     assert asked.answers["q0"].value == "B"
     assert asked.accounts.retried == 1
 
@@ -125,7 +125,7 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(cache: Path) -> None:
 def test_what_fails_always_is_recorded_and_alone_asked_for_again(
     behaviour: Behaviour, reason: str, cache: Path
 ) -> None:
-    limits = Limits(first_wait=0.01, attempts=3)
+    limits = RequestLimits(first_wait=0.01, attempts=3)
     with ChatServer(lambda request: behaviour if request.text == "question 1" else reply("A")) as server:
         asked = ask(server, 3, cache, limits)
         assert [answer.status for answer in asked.answers.values()] == ["read", "failed", "read"]
@@ -183,7 +183,7 @@ def test_one_question_that_is_too_long_fails_alone_and_at_once(cache: Path) -> N
 
 
 def test_it_gives_up_after_many_failures_in_a_row_and_says_what_was_not_asked(cache: Path) -> None:
-    limits = Limits(first_wait=0.001, attempts=2, give_up_after=5, concurrency=2)
+    limits = RequestLimits(first_wait=0.001, attempts=2, give_up_after=5, concurrency=2)
     with ChatServer(lambda request: error(500)) as server:
         asked = ask(server, 50, cache, limits)
     assert 5 <= asked.count("failed") <= 6
@@ -195,7 +195,7 @@ def test_a_server_that_is_not_there(cache: Path) -> None:
     with ChatServer(lambda request: reply("A")) as server:
         address = server.address
     judge = ServerJudge("test", address)
-    asked = ask_all(judge, questions(1), cache, Limits(first_wait=0.001, attempts=2))
+    asked = ask_all(judge, questions(1), cache, RequestLimits(first_wait=0.001, attempts=2))
     assert "ConnectError" in asked.answers["q0"].reason
 
 
@@ -215,7 +215,7 @@ def test_a_pause_that_the_server_asks_for_holds_for_everyone(cache: Path) -> Non
         return error(429, headers={"retry-after": "1"}) if len(times) == 1 else reply("A")
 
     with ChatServer(behave) as server:
-        asked = ask(server, 6, cache, Limits(concurrency=1, first_wait=0.01, requests_per_minute=60_000))
+        asked = ask(server, 6, cache, RequestLimits(concurrency=1, first_wait=0.01, requests_per_minute=60_000))
     assert asked.count("read") == 6
     assert times[1] - times[0] >= 0.99
 
@@ -250,7 +250,7 @@ def test_a_refusal_stays_one_whatever_its_headers_are(headers: dict[str, str], c
 def test_cookies_are_not_taken(cache: Path) -> None:
     given = raw(completion("A"), headers={"set-cookie": "name=value; Path=/"})
     with ChatServer(lambda request: given) as server:
-        ask(server, 3, cache, Limits(concurrency=1))
+        ask(server, 3, cache, RequestLimits(concurrency=1))
     assert ["cookie" in request.headers for request in server.requests] == [False] * 3
 
 
@@ -280,7 +280,7 @@ def test_a_long_answer_does_not_hold_up_the_others(read: Callable[[str], object]
     with ChatServer(behave) as server:
         judge = ServerJudge("test", server.address)
         found = []
-        seconds(lambda text: found.append(ask_all(judge, asked, cache, Limits(attempts=1))), "")
+        seconds(lambda text: found.append(ask_all(judge, asked, cache, RequestLimits(attempts=1))), "")
     read_each_time = [[answer.status for answer in one.answers.values()] for one in found]
     assert read_each_time == [["unreadable", "read"]] * 3
 
@@ -434,7 +434,7 @@ def test_ids_must_differ(cache: Path) -> None:
 def test_limits_that_make_no_sense() -> None:
     for setting in ({"concurrency": 0}, {"timeout": 0.0}, {"requests_per_minute": -1.0}, {"attempts": 0}):
         with pytest.raises(ValueError, match="must be"):
-            Limits(**setting)  # type: ignore[arg-type]
+            RequestLimits(**setting)  # type: ignore[arg-type]
 
 
 def test_a_compressed_answer_is_limited_by_what_it_becomes(cache: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.evaluation.judging.coverage import coverage
 from wpr.evaluation.judging.protocol import Protocol
-from wpr.evaluation.judging.questions import Limits
+from wpr.evaluation.judging.questions import RequestLimits
 from wpr.evaluation.judging.result import NOTABLE, SURE, UNREAD_SHARE
 from wpr.evaluation.judging.rubric import read_rubric, shipped_rubrics
 from wpr.evaluation.judging.server import LARGEST_BODY, SETTINGS
@@ -37,10 +37,12 @@ def test_the_rubric_can_be_read() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        f"requests that were under way ({Limits().concurrency} at most)",
-        f"more than {Limits().longest_wait:g} seconds end the command",
-        f"{Limits().give_up_after} questions in a row fail",
-        "sent again after {:g}, {:g}, {:g}, ... seconds".format(*(Limits().first_wait * times for times in (1, 2, 4))),
+        f"requests that were under way ({RequestLimits().concurrency} at most)",
+        f"more than {RequestLimits().longest_wait:g} seconds end the command",
+        f"{RequestLimits().give_up_after} questions in a row fail",
+        "sent again after {:g}, {:g}, {:g}, ... seconds".format(
+            *(RequestLimits().first_wait * times for times in (1, 2, 4))
+        ),
         f"(`--prompts {Protocol().prompts} --draws {Protocol().draws} --seed {Protocol().seed}`)",
         f"`temperature` is {SETTINGS['temperature']} and `max_tokens` {SETTINGS['max_tokens']}",
         f"larger than {LARGEST_BODY / 1e6:g} MB",

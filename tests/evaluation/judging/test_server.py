@@ -16,7 +16,7 @@ from tests.evaluation.judging.leaks import FORMS, reveals
 from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, completion, error, plain, raw, reply
 from tests.evaluation.judging.nasty import ANSWERS, LIMIT, seconds
 from wpr.evaluation.judging.asking import ask_all
-from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError, Limits, Question, TransientError
+from wpr.evaluation.judging.questions import JudgingError, JudgingSettingsError, Question, RequestLimits, TransientError
 from wpr.evaluation.judging.redaction import REMOVED, Secret
 from wpr.evaluation.judging.server import ServerJudge, read_reply
 from wpr.evaluation.judging.verdicts import read_letter, read_object
@@ -108,7 +108,7 @@ def test_a_server_that_gives_the_key_away(
         judge = ServerJudge("test", server.address)
 
         def ask(some: list[Question]) -> None:
-            limits = Limits(attempts=1, give_up_after=1000)
+            limits = RequestLimits(attempts=1, give_up_after=1000)
             said.append(repr(ask_all(judge, some, tmp_path / "answers.jsonl", limits, say=said.append)))
 
         # All at once, and where an answer stops that, one after the other.

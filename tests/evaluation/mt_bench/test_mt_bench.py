@@ -24,7 +24,7 @@ from wpr.evaluation.judging.questions import Accounts, Answer, Reply, Unreadable
 from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
 from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
 from wpr.evaluation.mt_bench.grading_rubric import grading_prompt, read_number, read_rating
-from wpr.evaluation.mt_bench.question_file import Question, read_questions, temperatures
+from wpr.evaluation.mt_bench.question_file import BenchQuestion, read_questions, temperatures
 from wpr.evaluation.mt_bench.scores import COLUMNS, Grade, mt_bench_finding, score_rows
 from wpr.runs.responses import Response, ResponseFile
 
@@ -41,7 +41,7 @@ def test_the_public_format(tmp_path: Path) -> None:
     found = read_questions(write(tmp_path / "q.jsonl"))
     assert len(found) == 80
     assert [sum(one.category == name for one in found) for name in ("writing", "math")] == [10, 10]
-    assert found[0] == Question("81", "writing", tuple(questions()[0]["turns"]))
+    assert found[0] == BenchQuestion("81", "writing", tuple(questions()[0]["turns"]))
     assert next(one for one in found if one.category == "math").references == ("14", "19")
     assert temperatures(found, {"math": 0.3}) == {
         "writing": 0.7, "roleplay": 0.7, "reasoning": 0.0, "math": 0.3, "coding": 0.0, "extraction": 0.0, "stem": 0.1,
@@ -90,7 +90,7 @@ def test_two_of_a_name(tmp_path: Path) -> None:
 
 
 def test_the_second_turn_has_the_first_in_front() -> None:
-    question = Question("81", "math", ("w3", "w4"))
+    question = BenchQuestion("81", "math", ("w3", "w4"))
     encoder = Encoder(tokenizer(), DataSettings("prompts"))
     (first,) = first_turn([question], encoder, {"math": 0.0})
     assert (first.input_ids, first.temperature) == ([3], 0.0)
@@ -101,8 +101,8 @@ def test_the_second_turn_has_the_first_in_front() -> None:
 
 
 def test_what_a_judge_sees() -> None:
-    with_reference = Question("1", "math", ("first?", "second?"), ("ref one", "ref two"))
-    without = Question("2", "writing", ("first?", "second?"))
+    with_reference = BenchQuestion("1", "math", ("first?", "second?"), ("ref one", "ref two"))
+    without = BenchQuestion("2", "writing", ("first?", "second?"))
     one, two = (grading_prompt(with_reference, ("answer one", "answer two"), turn) for turn in (1, 2))
     assert "first?" in one
     assert "ref one" in one
@@ -182,7 +182,7 @@ def test_functions_may_return_numbers() -> None:
 
 
 def test_every_answer_is_accounted_for() -> None:
-    asked = [Question(str(i), "math", ("a", "b")) for i in range(2)]
+    asked = [BenchQuestion(str(i), "math", ("a", "b")) for i in range(2)]
     files = [ResponseFile(Path("x"), {}, tuple(Response(str(i), "", f"answer {i}") for i in range(2)))] * 2
     sent = to_be_graded("m", asked, files)
     assert len({one.id for one in sent}) == 4
@@ -205,7 +205,11 @@ def test_every_answer_is_accounted_for() -> None:
 
 
 def test_scores_by_category_and_turn() -> None:
-    asked = [Question("1", "math", ("a", "b")), Question("2", "math", ("a", "b")), Question("3", "stem", ("a", "b"))]
+    asked = [
+        BenchQuestion("1", "math", ("a", "b")),
+        BenchQuestion("2", "math", ("a", "b")),
+        BenchQuestion("3", "stem", ("a", "b")),
+    ]
     ratings = {"1": (10.0, 6.0), "2": (4.0, 4.0), "3": (9.0, None)}
     grades = [
         Grade(name, turn, rating, "graded" if rating is not None else "unparsable")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wpr.rewards.code import Case, Limits, Problem
+from wpr.rewards.code import Case, CodeProblem, Limits
 
 # Loops end after a second of processor time, which does not depend on what else the machine does.
 QUICK = Limits(wall_seconds=20.0, cpu_seconds=1.0, output_bytes=100_000, tmp_mb=2)
@@ -16,14 +16,14 @@ QUICK = Limits(wall_seconds=20.0, cpu_seconds=1.0, output_bytes=100_000, tmp_mb=
 isolated = pytest.mark.needs("bubblewrap")
 
 
-def prints(expected: str, given: str = "", tests: int = 1) -> Problem:
+def prints(expected: str, given: str = "", tests: int = 1) -> CodeProblem:
     """A problem that wants ``expected`` on standard output."""
-    return Problem((Case(given, expected),) * tests)
+    return CodeProblem((Case(given, expected),) * tests)
 
 
-def returns(expected: object, *arguments: object, fn_name: str = "solve") -> Problem:
+def returns(expected: object, *arguments: object, fn_name: str = "solve") -> CodeProblem:
     """A problem whose function must return ``expected``."""
-    return Problem((Case(list(arguments), expected),), fn_name)
+    return CodeProblem((Case(list(arguments), expected),), fn_name)
 
 
 def processes_left(label: str = f"wpr-program-{os.getpid()}-") -> list[str]:

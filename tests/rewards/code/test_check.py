@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rewards.code.programs import QUICK, isolated, processes_left
-from wpr.rewards.code import Case, Outcome, Problem, ProblemError, Runner
+from wpr.rewards.code import Case, CodeProblem, Outcome, ProblemError, Runner
 from wpr.rewards.code.harness import packed, rebuilt, unpacked
 from wpr.rewards.code.problems import PASSES
 
 
 def run(program: str, check: str, **limits: float) -> Outcome:
-    problem = Problem((PASSES,), "solve", problem_id="problem 7", bare=True, check=check)
+    problem = CodeProblem((PASSES,), "solve", problem_id="problem 7", bare=True, check=check)
     outcome = Runner(replace(QUICK, **limits), workers=1).run([(program, problem)])[0]
     assert processes_left() == []
     return outcome
@@ -196,7 +196,7 @@ def test_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.warns(UserWarning, match="WITHOUT isolation"):
         runner = Runner(QUICK, workers=1, unsafe=True)
-    problem = Problem((PASSES,), "solve", check=CHECK)
+    problem = CodeProblem((PASSES,), "solve", check=CHECK)
     outcomes = runner.run([("def solve(n): return 2 * n + 1", problem), ("def solve(n): return 1", problem)])
     assert [outcome.results for outcome in outcomes] == [("pass",), ("fail",)]
 
@@ -204,4 +204,4 @@ def test_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_check_needs_a_function() -> None:
     for tests, fn_name in (((PASSES,), None), ((Case([], 3),), "solve")):
         with pytest.raises(ProblemError, match="problem has a check; it needs fn_name"):
-            Problem(tests, fn_name, check="pass")
+            CodeProblem(tests, fn_name, check="pass")

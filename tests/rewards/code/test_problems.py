@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wpr.rewards.code import Problem, ProblemError, parse_problem
+from wpr.rewards.code import CodeProblem, ProblemError, parse_problem
 from wpr.rewards.code.comparison import same_output, same_value
 
 
@@ -60,7 +60,7 @@ def test_refused_by_name(data: Any, named: str) -> None:
 
 def test_no_problem_without_tests() -> None:
     with pytest.raises(ProblemError, match="has no tests"):
-        Problem(())
+        CodeProblem(())
 
 
 @pytest.mark.parametrize(

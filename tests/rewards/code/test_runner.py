@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.rewards.code.programs import QUICK, isolated, prints, returns, soon_none_left
-from wpr.rewards.code import Case, Limits, Outcome, Problem, Runner, SandboxError, isolation, parse_problem
+from wpr.rewards.code import Case, CodeProblem, Limits, Outcome, Runner, SandboxError, isolation, parse_problem
 
 
-def run(program: str, problem: Problem, **limits: float) -> Outcome:
+def run(program: str, problem: CodeProblem, **limits: float) -> Outcome:
     return Runner(replace(QUICK, **limits), workers=1).run([(program, problem)])[0]
 
 
@@ -143,7 +143,7 @@ def test_ways_to_end(program: str, compiled: bool, result: str | None, named: st
 
 @isolated
 def test_passes_and_fails_are_counted() -> None:
-    problem = Problem(tuple(Case(str(n), str(n % 3)) for n in range(8)))
+    problem = CodeProblem(tuple(Case(str(n), str(n % 3)) for n in range(8)))
     outcome = run("print(int(input()) % 4)", problem)
     assert outcome.results == ("pass", "pass", "pass", "fail", "fail", "fail", "fail", "fail")
     assert outcome.reward == pytest.approx(-0.3 + 1.3 * 3 / 8)
@@ -161,7 +161,7 @@ if action == 'kill': os.kill(os.getppid(), signal.SIGKILL)
 if action == 'raise': raise ValueError
 print(action)
 """
-    problem = Problem(tuple(Case(text, text) for text in ("fine", "sleep", "fine", "kill", "raise", "fine")))
+    problem = CodeProblem(tuple(Case(text, text) for text in ("fine", "sleep", "fine", "kill", "raise", "fine")))
     limits = replace(QUICK, wall_seconds=2.0)
     whole = Runner(limits, workers=1, stop_early=False).run([(program, problem)])[0]
     assert whole.results == ("pass", "timeout", "pass", "error", "error", "pass")
@@ -181,7 +181,7 @@ def test_large_inputs_and_outputs() -> None:
 def test_a_harness_that_no_longer_reads() -> None:
     """An input that no pipe holds does not make the caller wait for ever."""
     program = "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)"
-    problem = Problem((Case("", "x"), Case("x" * 2**21, "x")))
+    problem = CodeProblem((Case("", "x"), Case("x" * 2**21, "x")))
     runner = Runner(replace(QUICK, wall_seconds=0.5), workers=1, stop_early=False)
     assert runner.run([(program, problem)])[0].results == ("timeout", "timeout")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.rewards.code.programs import QUICK, isolated, prints, processes_left, returns
-from wpr.rewards.code import Outcome, Problem, Runner, isolation
+from wpr.rewards.code import CodeProblem, Outcome, Runner, isolation
 from wpr.rewards.code.processors import usable_processors
 from wpr.rewards.code.sandbox import Sandbox
 
@@ -33,7 +33,7 @@ def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def run(program: str, problem: Problem, **limits: float) -> Outcome:
+def run(program: str, problem: CodeProblem, **limits: float) -> Outcome:
     return Runner(replace(QUICK, **limits), workers=1).run([(program, problem)])[0]
 
 
@@ -412,7 +412,7 @@ for thing in gc.get_objects():
 word = ''.join(reversed('akkouq'))
 print(any(word in text for text in texts))
 """
-    problem = Problem((prints("quokka").tests[0], prints("False").tests[0]))
+    problem = CodeProblem((prints("quokka").tests[0], prints("False").tests[0]))
     assert run(program, problem, wall_seconds=10, cpu_seconds=10, memory_mb=512).results == ("fail", "pass")
 
 

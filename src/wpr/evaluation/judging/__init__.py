@@ -2,7 +2,7 @@
 
 from wpr.evaluation.judging.asking import JudgeResults, ask_all, pending
 from wpr.evaluation.judging.local import FunctionJudge, RewardModelJudge
-from wpr.evaluation.judging.questions import Answer, JudgingError, Limits, Question, UnreadableError
+from wpr.evaluation.judging.questions import Answer, JudgingError, Question, RequestLimits, UnreadableError
 from wpr.evaluation.judging.server import ServerJudge
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "FunctionJudge",
     "JudgeResults",
     "JudgingError",
-    "Limits",
     "Question",
+    "RequestLimits",
     "RewardModelJudge",
     "ServerJudge",
     "UnreadableError",

@@ -1,6 +1,6 @@
 """Asking a judge many questions: each answer is kept on disk as it comes, and none that came is ever asked for again.
 
-    asked = ask_all(judge, questions, cache=folder / "answers.jsonl", limits=Limits(), advance=bar.advance)
+    asked = ask_all(judge, questions, cache=folder / "answers.jsonl", limits=RequestLimits(), advance=bar.advance)
     asked.answers[question.id]     what became of each question: read, unreadable, failed or unasked
     asked.accounts                 requests, repeated attempts, tokens
     pending(judge, questions, cache)       the questions that would have to be asked, for an estimate before
@@ -31,13 +31,13 @@ from wpr.evaluation.judging.questions import (
     Answer,
     Judge,
     JudgingError,
-    Limits,
     LocalJudge,
     Message,
     Question,
     RefusedError,
     RemoteJudge,
     Reply,
+    RequestLimits,
     TransientError,
     UnreadableError,
 )
@@ -68,7 +68,7 @@ def ask_all(
     judge: Judge,
     questions: Sequence[Question],
     cache: Path,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     advance: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> JudgeResults:
@@ -85,7 +85,7 @@ def ask_all(
         raise ValueError(f"{len(questions)} questions have {len(names)} different ids; give each its own")
     store = AnswerCache(cache)
     with store.writing():
-        work = _Asking(judge, store, limits or Limits(), advance, say)
+        work = _Asking(judge, store, limits or RequestLimits(), advance, say)
         work.accounts.notes += store.notes
         if isinstance(judge, LocalJudge):
             work.ask_here(judge, _alike(judge, questions))
@@ -121,7 +121,7 @@ class _Asking:
         self,
         judge: Judge,
         cache: AnswerCache,
-        limits: Limits,
+        limits: RequestLimits,
         advance: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:

@@ -18,7 +18,7 @@ PER_TOKEN = 3.5
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Requests and tokens; answer_tokens is the most that they can be. price: None where none was given."""
 
     requests: int
@@ -50,9 +50,9 @@ def estimate(
     answer_tokens: int,
     price_in: float | None = None,
     price_out: float | None = None,
-) -> Estimate:
+) -> CostEstimate:
     """Of questions that are to be sent once each. Prices are those of a million tokens."""
     into = sum(tokens_of(question.messages) for question in questions)
     out = answer_tokens * len(questions)
     price = None if price_in is None or price_out is None else (into * price_in + out * price_out) / 1e6
-    return Estimate(len(questions), into, out, price)
+    return CostEstimate(len(questions), into, out, price)

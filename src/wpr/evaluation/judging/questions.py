@@ -136,7 +136,7 @@ Judge = RemoteJudge | LocalJudge
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """How a server is treated.
 
     concurrency: requests under way at once. requests_per_minute, tokens_per_minute: None for no limit; tokens are

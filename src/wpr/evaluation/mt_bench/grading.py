@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wpr.evaluation.judging.asking import JudgeResults
-from wpr.evaluation.judging.questions import Answer
-from wpr.evaluation.judging.questions import Question as Asking
+from wpr.evaluation.judging.questions import Answer, Question
 from wpr.evaluation.mt_bench.grading_rubric import ANSWER_FORM, grading_prompt, read_number, read_rating
-from wpr.evaluation.mt_bench.question_file import Question
+from wpr.evaluation.mt_bench.question_file import BenchQuestion
 from wpr.evaluation.mt_bench.scores import Grade
 from wpr.runs.responses import ResponseFile
 
@@ -16,8 +15,8 @@ TURNS = (1, 2)
 
 
 def to_be_graded(
-    model: str, questions: Sequence[Question], answers: Sequence[ResponseFile], bare_numbers: bool = False
-) -> list[Asking]:
+    model: str, questions: Sequence[BenchQuestion], answers: Sequence[ResponseFile], bare_numbers: bool = False
+) -> list[Question]:
     """One question for the judge about each answer.
 
     answers: of the first and of the second turn. bare_numbers: the judge is a function, which may return a number. It
@@ -30,7 +29,7 @@ def to_be_graded(
         given = (turns[0][question.question_id].response, turns[1][question.question_id].response)
         for turn in TURNS:
             asked.append(
-                Asking(
+                Question(
                     _name(model, question, turn),
                     ({"role": "user", "content": grading_prompt(question, given, turn)},),
                     {
@@ -47,7 +46,7 @@ def to_be_graded(
     return asked
 
 
-def grades_of(model: str, questions: Sequence[Question], asked: JudgeResults) -> list[Grade]:
+def grades_of(model: str, questions: Sequence[BenchQuestion], asked: JudgeResults) -> list[Grade]:
     """What the judge said of a model's answers."""
     return [
         _grade(question.question_id, turn, asked.answers[_name(model, question, turn)])
@@ -61,5 +60,5 @@ def _grade(name: str, turn: int, answer: Answer) -> Grade:
     return Grade(name, turn, answer.value, status, answer.reason, [reply.text for reply in answer.replies])
 
 
-def _name(model: str, question: Question, turn: int) -> str:
+def _name(model: str, question: BenchQuestion, turn: int) -> str:
     return f"{model} {question.question_id} {turn}"

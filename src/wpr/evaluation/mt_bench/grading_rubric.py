@@ -6,7 +6,7 @@ import re
 
 from wpr.evaluation.judging.questions import UnreadableError
 from wpr.evaluation.judging.verdicts import without_thoughts
-from wpr.evaluation.mt_bench.question_file import Question
+from wpr.evaluation.mt_bench.question_file import BenchQuestion
 
 CRITERIA = (
     "You grade an assistant's reply to a user. Consider whether it does what the user asked, whether what it says is "
@@ -37,7 +37,7 @@ RATING = re.compile(r"\[\[([^\[\]]*+)\]\]")
 LOWEST, HIGHEST = 1.0, 10.0
 
 
-def grading_prompt(question: Question, answers: tuple[str, str], turn: int) -> str:
+def grading_prompt(question: BenchQuestion, answers: tuple[str, str], turn: int) -> str:
     """What the judge is asked about the answer to turn 1 or 2."""
     referenced = question.references[turn - 1] is not None
     head = [CRITERIA, WITH_REFERENCE if referenced else "", SECOND_TURN if turn == 2 else "", FORM]

@@ -32,7 +32,7 @@ OTHER = 0.7
 
 
 @dataclass(frozen=True)
-class Question:
+class BenchQuestion:
     """One question. references: of the first and the second turn, None where there is none."""
 
     question_id: str
@@ -41,7 +41,7 @@ class Question:
     references: tuple[str | None, str | None] = (None, None)
 
 
-def read_questions(path: Path, references: Path | None = None, limit: int | None = None) -> list[Question]:
+def read_questions(path: Path, references: Path | None = None, limit: int | None = None) -> list[BenchQuestion]:
     """The first ``limit`` questions of a file.
 
     references: a file of reference answers as MT-Bench has them beside its questions (``question_id`` and
@@ -50,7 +50,7 @@ def read_questions(path: Path, references: Path | None = None, limit: int | None
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; it must be 1 or more")
     known = {} if references is None else _reference_file(references)
-    questions: dict[str, Question] = {}
+    questions: dict[str, BenchQuestion] = {}
     for record in read_records(path, str(path)):
         if record.fault:
             raise DataError(f"{record.origin}: {record.fault}; fix the line, or take it out")
@@ -66,7 +66,7 @@ def read_questions(path: Path, references: Path | None = None, limit: int | None
     return list(questions.values())
 
 
-def temperatures(questions: Sequence[Question], given: Mapping[str, float]) -> dict[str, float]:
+def temperatures(questions: Sequence[BenchQuestion], given: Mapping[str, float]) -> dict[str, float]:
     """The temperature of each category of the questions, ``given`` before MT-Bench's own."""
     found = {question.category: OTHER for question in questions}
     for name, value in given.items():
@@ -79,7 +79,7 @@ def temperatures(questions: Sequence[Question], given: Mapping[str, float]) -> d
     return {name: given.get(name, TEMPERATURES.get(name, other)) for name, other in found.items()}
 
 
-def _question(values: Mapping[str, Any], known: Mapping[str, tuple[str | None, str | None]]) -> Question:
+def _question(values: Mapping[str, Any], known: Mapping[str, tuple[str | None, str | None]]) -> BenchQuestion:
     name = _id(values)
     category = checked_text(values.get("category"), "category").strip()
     if not category:
@@ -89,7 +89,7 @@ def _question(values: Mapping[str, Any], known: Mapping[str, tuple[str | None, s
         raise BadRowError("'turns' has one question; two are needed")
     own = values.get("reference")
     references = known.get(name) or ((None, None) if not own else _texts(own, "reference", 1))
-    return Question(name, category, (first, second), references)
+    return BenchQuestion(name, category, (first, second), references)
 
 
 def _id(values: Mapping[str, Any]) -> str:

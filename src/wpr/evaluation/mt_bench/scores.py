@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wpr.evaluation.mt_bench.grading_rubric import HIGHEST, LOWEST
-from wpr.evaluation.mt_bench.question_file import Question
+from wpr.evaluation.mt_bench.question_file import BenchQuestion
 from wpr.findings import Cell, Figure, Finding, Series
 
 COLUMNS = [
@@ -33,7 +33,7 @@ class Grade:
     words: list[str] = field(default_factory=list)
 
 
-def score_rows(model: str, questions: Sequence[Question], grades: Sequence[Grade]) -> list[list[Cell]]:
+def score_rows(model: str, questions: Sequence[BenchQuestion], grades: Sequence[Grade]) -> list[list[Cell]]:
     """Table rows of a model: a category each, and all together."""
     categories = {question.question_id: question.category for question in questions}
     names = [*dict.fromkeys(categories.values()), EVERYTHING]
@@ -43,7 +43,7 @@ def score_rows(model: str, questions: Sequence[Question], grades: Sequence[Grade
 def mt_bench_finding(
     name: str,
     judge: str,
-    questions: Sequence[Question],
+    questions: Sequence[BenchQuestion],
     grades: Mapping[str, Sequence[Grade]],
     settings: dict[str, Any],
 ) -> Finding:

@@ -5,17 +5,17 @@ from wpr.rewards.code.isolation import Isolation, isolation
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, reward_of
 from wpr.rewards.code.pass_rate import Score, pass_at_1
-from wpr.rewards.code.problems import Case, Problem, ProblemError, parse_problem
+from wpr.rewards.code.problems import Case, CodeProblem, ProblemError, parse_problem
 from wpr.rewards.code.runner import Runner
 from wpr.rewards.code.sandbox import SandboxError
 
 __all__ = [
     "Case",
+    "CodeProblem",
     "CodeReward",
     "Isolation",
     "Limits",
     "Outcome",
-    "Problem",
     "ProblemError",
     "Runner",
     "SandboxError",

@@ -10,7 +10,7 @@ from torch import Tensor
 from wpr.rewards.base import Completions, RewardError
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, reward_of
-from wpr.rewards.code.problems import Problem, parse_problem
+from wpr.rewards.code.problems import CodeProblem, parse_problem
 from wpr.rewards.code.runner import Runner
 
 OPENING = re.compile(r"\n([ \t]*+)(?=[`~])(`{3,}+(?=[^`\n]*\n)|~{3,}+)[^\n]*(?=\n)")
@@ -75,7 +75,7 @@ class CodeReward:
         self.outcomes = self.runner.run(list(zip(programs, problems, strict=True)))
         return torch.tensor([reward_of(outcome) for outcome in self.outcomes], device=completions.input_ids.device)
 
-    def _problem(self, completions: Completions, row: int) -> Problem:
+    def _problem(self, completions: Completions, row: int) -> CodeProblem:
         columns = completions.columns
         if "input_output" not in columns:
             raise RewardError(

@@ -30,7 +30,7 @@ PASSES = Case([], "passed")
 
 
 @dataclass(frozen=True)
-class Problem:
+class CodeProblem:
     """A problem's tests, never empty.
 
     fn_name: the function that is called, on its own or as a method of a class ``Solution``; None where a program reads
@@ -67,7 +67,7 @@ def parse_problem(
     difficulty: str = "unknown",
     problem_id: str = "problem",
     starter_code: str = "",
-) -> Problem:
+) -> CodeProblem:
     """A problem from APPS's ``input_output`` column: ``{"inputs": [...], "outputs": [...], "fn_name": ...}``, as JSON
     text or already read. ``fn_name`` is for datasets that keep it in a column of its own.
 
@@ -95,7 +95,7 @@ def parse_problem(
         )
     else:
         tests = tuple(Case(_arguments(given, f"{problem_id}, input {i}"), expected) for i, (given, expected) in pairs)
-    return Problem(tests, name, difficulty, problem_id, starter_code)
+    return CodeProblem(tests, name, difficulty, problem_id, starter_code)
 
 
 def read_json(text: str | bytes) -> Any:

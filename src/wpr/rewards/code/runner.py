@@ -14,7 +14,7 @@ from wpr.rewards.code.harness import FLOODED
 from wpr.rewards.code.isolation import REMEDY, isolation
 from wpr.rewards.code.limits import Limits
 from wpr.rewards.code.outcome import Outcome, Result
-from wpr.rewards.code.problems import PASSES, Case, Problem, ProblemError, read_json
+from wpr.rewards.code.problems import PASSES, Case, CodeProblem, ProblemError, read_json
 from wpr.rewards.code.processors import own_processor, usable_processors
 from wpr.rewards.code.sandbox import Sandbox, SandboxEndedError, SandboxError, SandboxTimeoutError, run_check
 
@@ -51,7 +51,7 @@ class Runner:
             warnings.warn(f"generated programs run WITHOUT isolation: {found.reason}", stacklevel=2)
         self.bwrap = found.bwrap
 
-    def run(self, programs: Sequence[tuple[str, Problem]]) -> list[Outcome]:
+    def run(self, programs: Sequence[tuple[str, CodeProblem]]) -> list[Outcome]:
         """Outcomes in the order of the programs."""
         with ThreadPoolExecutor(min(self.workers, max(1, len(programs))), "wpr-programs") as pool:
             try:
@@ -60,14 +60,14 @@ class Runner:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _run(self, pair: tuple[str, Problem]) -> Outcome:
+    def _run(self, pair: tuple[str, CodeProblem]) -> Outcome:
         program, problem = pair
         with own_processor() as processor:
             if problem.check is not None:
                 return self._run_check(program, problem, problem.check, processor)
             return self._run_tests(program, problem, processor)
 
-    def _run_tests(self, program: str, problem: Problem, processor: int | None) -> Outcome:
+    def _run_tests(self, program: str, problem: CodeProblem, processor: int | None) -> Outcome:
         results: list[Result] = []
         message = ""
         while len(results) < len(problem.tests):  # a broken sandbox is replaced
@@ -89,7 +89,7 @@ class Runner:
                         results += ["skipped" for _ in problem.tests[len(results) :]]
         return Outcome(True, tuple(results), message)
 
-    def _run_check(self, source: str, problem: Problem, check_source: str, processor: int | None) -> Outcome:
+    def _run_check(self, source: str, problem: CodeProblem, check_source: str, processor: int | None) -> Outcome:
         # On one processor, for they take turns.
         sandboxes = [Sandbox(self.limits, self.bwrap, processor) for _ in range(2)]
         with sandboxes[0] as program, sandboxes[1] as check:

@@ -200,8 +200,8 @@ class Sandbox:
     def prepare(
         self, program: str, fn_name: str | None = None, bare: bool = False, part: Part | None = None
     ) -> tuple[bool, str]:
-        """Hand over the program. Whether it compiles, and the compiler's words if not. bare: see `Problem`; part: see
-        `run_check`.
+        """Hand over the program. Whether it compiles, and the compiler's words if not. bare: see `CodeProblem`; part:
+        see `run_check`.
         """
         self.fn_name = fn_name
         setup = {
