@@ -50,14 +50,16 @@ def over_processes(
     st.floats(0, 1),
     st.integers(0, 1000),
 )
-def test_advantages_are_the_discounted_sum_of_deltas(lengths: list[int], gamma: float, lam: float, seed: int) -> None:
+def test_advantages_are_the_discounted_sum_of_deltas(
+    lengths: list[int], gamma: float, gae_lambda: float, seed: int
+) -> None:
     rewards, values, mask = problem(lengths, seed)
-    advantages, returns = generalized_advantages(rewards, values, mask, gamma, lam)
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma, gae_lambda)
     for row, length in enumerate(lengths):
         value = [*values[row, :length].tolist(), 0.0]
         delta = [float(rewards[row, t]) + gamma * value[t + 1] - value[t] for t in range(length)]
         for t in range(length):
-            expected = sum((gamma * lam) ** k * delta[t + k] for k in range(length - t))
+            expected = sum((gamma * gae_lambda) ** k * delta[t + k] for k in range(length - t))
             assert float(advantages[row, t]) == pytest.approx(expected, abs=1e-9)
             assert float(returns[row, t]) == pytest.approx(expected + value[t], abs=1e-9)
         assert (advantages[row, length:] == 0).all()

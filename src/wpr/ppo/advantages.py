@@ -28,11 +28,11 @@ def assemble_rewards(scores: Tensor, penalties: Tensor, mask: Tensor, beta: floa
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation: advantages and returns, ``(B, L)`` each.
 
-        delta_t = r_t + gamma V_{t+1} - V_t,     A_t = delta_t + gamma lam A_{t+1},     G_t = A_t + V_t
+        delta_t = r_t + gamma V_{t+1} - V_t,     A_t = delta_t + gamma gae_lambda A_{t+1},     G_t = A_t + V_t
 
     ``V_t`` is the value of the state *before* token t. After a row's last real token the episode is over: V = A = 0.
     """
@@ -43,7 +43,7 @@ def generalized_advantages(
         assert following_advantage is not None
         assert following_value is not None
         delta = rewards[:, t] + gamma * following_value - values[:, t]
-        following_advantage = (delta + gamma * lam * following_advantage) * mask[:, t]
+        following_advantage = (delta + gamma * gae_lambda * following_advantage) * mask[:, t]
         following_value = values[:, t]
         advantages[:, t] = following_advantage
     return advantages, (advantages + values).masked_fill(~mask, 0)
