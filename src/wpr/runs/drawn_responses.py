@@ -11,13 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from wpr.runs.responses import Answer
-from wpr.runs.responses import drawn_at
 from wpr.data import DataError
-from wpr.runs.fingerprints import weights_fingerprint
-from wpr.runs.responses import PARTIAL, Response, ResponseFile, read_responses
 from wpr.errors import RunFolderError
+from wpr.runs.fingerprints import weights_fingerprint
 from wpr.runs.finished_run import REFERENCE, FinishedRun
+from wpr.runs.responses import PARTIAL, Answer, Response, ResponseFile, drawn_at, read_responses
 
 
 class DrawnResponses:

@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from wpr.runs.responses import Answer
-from wpr.data import DataSettings, Encoder, Row
-from wpr.runs.responses import Response
-from wpr.errors import OptionError, RunFolderError
-from wpr.runs.folder import RunFolder
-from wpr.model_loading import load_causal, load_tokenizer
 from wpr.config.recipe import ModelSettings, ScorerSettings
+from wpr.data import DataSettings, Encoder, Row
+from wpr.errors import OptionError, RunFolderError
+from wpr.model_loading import load_causal, load_tokenizer
 from wpr.regularizers.spec import RegularizerSpec
+from wpr.runs.folder import RunFolder
+from wpr.runs.responses import Answer, Response
 
 REFERENCE = "sft"
 """What the model that all policies start from is called."""
