@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from tests.analysis.columns import column
 from tests.data.tokenizers_made_here import plain
 from tests.ppo import tiny
 from tests.problems import clustered_embeddings
 from wpr import ReverseKL, TokenGeometry, Wasserstein
-from wpr.analysis.case_study import OTHER_TOKENS, case_study, net_flow, study_response, token_text
+from wpr.analysis.case_study import OTHER_TOKENS, case_finding, case_study, net_flow, study_response, token_text
 
 EXACT: dict[str, Any] = {"tolerance": 1e-12, "iterations": 5000}
 KEYS = {
@@ -289,3 +291,21 @@ def test_refusals() -> None:
         study_response(model, model, tiny.tokenizer(), [], [5], ReverseKL(), regularizer)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no adapter to switch off; pass the reference model"):
         study_response(model, None, tiny.tokenizer(), [2], [5], ReverseKL(), regularizer)
+
+
+def token(text: str, kl: float | None, wpr: float, plan: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"text": text, "policy": 0.5, "reference": 0.25, "kl": kl, "wpr": wpr, "moved": 0.1, "plan": plan}
+
+
+def test_a_case_study_as_a_table() -> None:
+    stays = {"from": " dog", "to": " dog", "mass": 0.9, "cost": 0.0}
+    moves = {"from": " dog", "to": " cat", "mass": 0.1, "cost": 1.5}
+    tokens = [token(" dog", 0.7, 0.2, [stays, moves]), token(" ran", 0.1, 0.4, [stays]), token("!", None, 0.3, [])]
+    finding = case_finding({"rkl": {"response": " dog ran!", "tokens": tokens}}, "A", "semantic")
+    assert column(finding, "largest move") == [" dog ->  cat", None, None]
+    assert column(finding, "KL penalty") == [0.7, 0.1, None]
+    kl, other = finding.figures[0].series
+    assert kl.y[:2] == [1.0, 0.0]
+    assert math.isnan(kl.y[2])
+    assert other.y == pytest.approx([0.0, 1.0, 0.5])
+    assert any("reverse KL is largest at ' dog' (0.7)" in sentence for sentence in finding.text)

@@ -16,8 +16,9 @@ import torch
 
 from tests.pipeline.command import SMALL, Here, environment, run
 from wpr import pico
+from wpr.analysis import penalties
+from wpr.analysis.context import AnalysisContext
 from wpr.analysis.statistics import fit_line
-from wpr.commands.analyses import AnalysisContext, penalties
 from wpr.commands.analyze import app
 from wpr.findings import found_in, load
 from wpr.report import write_report
@@ -238,7 +239,7 @@ def test_a_reference_that_is_not_looked_at_may_be_stale(here: Here, spoken: Path
 
 def test_penalties_of_all_policies_have_intervals_over_prompts(trained: Path) -> None:
     context = AnalysisContext(FinishedRun(trained, "cpu"), limit=12)
-    finding, _ = penalties(context, "reverse-kl", "squared-hellinger")
+    finding, _ = penalties.analyze(context, "reverse-kl", "squared-hellinger")
     found = context.measured(["reverse-kl", "squared-hellinger"]).values()
     x, y = (torch.cat([each.penalty[name] for _, each in found]) for name in ("reverse-kl", "squared-hellinger"))
     prompts = torch.cat([torch.tensor([answer.number for answer in answers])[each.answer] for answers, each in found])

@@ -1,1 +1,1 @@
-"""Looking into what a regularizer does: case studies of single responses, semantic contrast."""
+"""Analyses of finished runs and of regularizers: one file each, with `analyze(context, ...)`; see `context`."""

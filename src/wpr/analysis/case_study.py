@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.errors import OptionError
+from wpr.findings import Cell, Figure, Finding, Series, slug
 from wpr.language_models import adapter_off, hidden_states, is_peft, logits_of
-from wpr.regularizers import Regularizer, Wasserstein
+from wpr.regularizers import Regularizer, ReverseKL, Wasserstein
 from wpr.regularizers.wasserstein import TransportPlan
 
 OTHER_TOKENS = "(all other tokens)"
@@ -44,6 +47,45 @@ _POSITIONS_AT_ONCE = 16
 
 Decode = Callable[[int], str]
 """The text of a token; `token_text` makes one of a tokenizer."""
+
+COLUMNS = [
+    "policy", "place", "token", "policy's probability", "reference's", "KL penalty", "Wasserstein penalty",
+    "mass moved", "largest move", "its mass", "its cost",
+]  # fmt: skip
+
+
+def analyze(
+    context: AnalysisContext, prompt: str | None = None, regularizer: str = "semantic", tokens: int = 64
+) -> Found:
+    """The most likely response of each policy to one prompt, token by token."""
+    policies = context.chosen
+    if prompt is None:
+        ids = context.answers(policies[0])[0].prompt_ids
+        prompt = context.run.tokenizer.decode(ids, skip_special_tokens=True)
+    else:
+        ids = context.run.prompt_ids(prompt)
+    if not ids:
+        raise OptionError("the prompt has no tokens; write one with --prompt TEXT")
+    wasserstein = context.regularizers.make_all([regularizer])[regularizer]
+    if not isinstance(wasserstein, Wasserstein):
+        raise OptionError(f"{regularizer} moves no mass; name a Wasserstein setting, as semantic or paper")
+    studies = {}
+    for policy in policies:
+        context.say(f"{policy} answers")
+        model = context.run.load(policy)
+        given = torch.tensor([ids], device=context.run.device)
+        stops = sorted({context.run.encoder.end_id, context.run.tokenizer.eos_token_id})
+        drawn = model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False,
+            eos_token_id=stops, pad_token_id=context.run.tokenizer.pad_token_id,
+        )[0, len(ids) :].tolist()  # fmt: skip
+        studies[policy] = study_response(
+            model, context.reference, context.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
+            temperature=context.run.temperature(policy),
+        )  # fmt: skip
+    finding = case_finding(studies, prompt.strip(), regularizer, context.settings(tokens=tokens))
+    data = ({"policy": policy} | study for policy, study in studies.items())
+    return noted(finding, *context.regularizers.notes([regularizer])), data
 
 
 def study_response(
@@ -265,3 +307,65 @@ def _response_logits(model: Any, ids: Tensor, start: int, temperature: float) ->
 def _number(value: Tensor | float) -> float | None:
     number = float(value)
     return float(f"{number:.6g}") if math.isfinite(number) else None
+
+
+def case_finding(
+    studies: Mapping[str, Mapping[str, Any]], prompt: str, wasserstein: str, settings: Mapping[str, Any] | None = None
+) -> Finding:
+    """The finding on one study a policy, as `study_response` makes them. wasserstein: what its penalty is called."""
+    rows: list[list[Cell]] = []
+    figures, text = [], [f"Prompt: {prompt}"]
+    for policy, study in studies.items():
+        tokens = study["tokens"]
+        text.append(f"{policy} answers: {study['response'].strip() or '(nothing)'}")
+        text += _summary(policy, tokens)
+        for place, token in enumerate(tokens, 1):
+            move = next((flow for flow in token["plan"] if flow["from"] != flow["to"]), None)
+            moved = (
+                [None, None, None] if move is None else [f"{move['from']} -> {move['to']}", move["mass"], move["cost"]]
+            )
+            rows.append(
+                [
+                    policy, place, token["text"], token["policy"], token["reference"], token["kl"], token["wpr"],
+                    token["moved"], *moved,
+                ]
+            )  # fmt: skip
+        places = [float(place) for place in range(1, len(tokens) + 1)]
+        series = [
+            Series(name, places, _normalised([token[key] for token in tokens]))
+            for name, key in (("reverse KL", "kl"), (wasserstein, "wpr"))
+        ]
+        figures.append(
+            Figure(
+                "lines", f"{policy}: penalties token by token", "token", "penalty, of its range", series,
+                name=f"tokens-{slug(policy)}",
+                note="Each penalty from its smallest value in the response (0) to its largest (1).",
+            )
+        )  # fmt: skip
+    return Finding(
+        name="case-study",
+        title="Case study of a prompt",
+        text=text,
+        columns=COLUMNS,
+        rows=rows,
+        figures=figures,
+        settings={"prompt": prompt, "wasserstein": wasserstein, **(settings or {})},
+    )
+
+
+def _summary(policy: str, tokens: list[Mapping[str, Any]]) -> list[str]:
+    """The tokens that each penalty objects to most."""
+    sentences = []
+    for name, key in (("reverse KL", "kl"), ("the Wasserstein penalty", "wpr")):
+        ranked = sorted((token for token in tokens if token[key] is not None), key=lambda token: -token[key])[:3]
+        listed = ", ".join(f"{token['text']!r} ({token[key]:.3g})" for token in ranked)
+        sentences.append(f"{policy}: {name} is largest at {listed}.")
+    return sentences
+
+
+def _normalised(values: list[float | None]) -> list[float]:
+    """From 0 at the smallest to 1 at the largest; a gap where there is none."""
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    spread = (high - low) or 1.0
+    return [float("nan") if value is None else (value - low) / spread for value in values]

@@ -16,16 +16,21 @@ nine of ten are of that kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wpr.analysis.answers import positions
+from wpr.analysis.context import AnalysisContext, Found, six_digits
 from wpr.analysis.statistics import Estimate, bootstrap, interval
+from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.transport.distances import Metric
+from wpr.runs.finished_run import BEFORE, REFERENCE
+from wpr.transport.distances import METRICS, Metric
+from wpr.transport.geometry import input_embeddings
 from wpr.transport.support import working_dtype
 
 TOP = 10
@@ -47,6 +52,45 @@ class Candidates:
     prompt: Tensor
     distance: Tensor
     weighted: Tensor
+
+
+def analyze(context: AnalysisContext, top: int = TOP, metric: str = "euclidean") -> Found:
+    """Distances between the most likely candidates of each model, on its own responses and on the reference's."""
+    policies = context.chosen
+    start = context.answers(policies[0], BEFORE)
+    if metric not in METRICS:
+        raise OptionError(f"--metric {metric} must be {' or '.join(METRICS)}")
+    vocabulary = len(input_embeddings(context.reference))
+    if top > vocabulary:
+        raise OptionError(f"--top {top} exceeds the vocabulary ({vocabulary} tokens)")
+    context.say(f"candidates of {REFERENCE}")
+    own = {REFERENCE: _measure(context, context.reference, start, METRICS[metric], top)}
+    shared = dict(own)
+    for policy in policies:
+        context.say(f"candidates of {policy}")
+        model = context.run.load(policy)
+        own[policy] = _measure(context, model, context.answers(policy), METRICS[metric], top)
+        shared[policy] = _measure(context, model, start, METRICS[metric], top)
+    data = (
+        {"model": name, "text": text, "number": number, "distance": six_digits(one), "weighted": six_digits(weighted)}
+        for text, group in (("own", own), ("reference", shared))
+        for name, found in group.items()
+        for number, one, weighted in zip(
+            found.prompt.tolist(), found.distance.tolist(), found.weighted.tolist(), strict=True
+        )
+    )
+    return coherence_finding(own, shared, metric, top, context.settings()), data
+
+
+def _measure(context: AnalysisContext, model: Any, answers: Sequence[Any], metric: Metric, top: int) -> Candidates:
+    """The candidates of a model at every token of answers, by the reference's embeddings."""
+    embeddings = input_embeddings(context.reference)
+    numbers = torch.tensor([answer.number for answer in answers], device=context.run.device)
+    parts = [
+        (numbers[part.answer], *candidate_distances(part.policy, embeddings, metric, top))
+        for part in positions(model, model, answers, batch_size=context.batch_size)
+    ]
+    return Candidates(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
@@ -107,7 +151,7 @@ def coherence_finding(
     return Finding(
         name="coherence",
         title=f"Coherence of the {top} likeliest candidates",
-        text=_told(own, {name: means[OWN, name, "distance"] for name in own}, differences, metric, top),
+        text=_summary(own, {name: means[OWN, name, "distance"] for name in own}, differences, metric, top),
         columns=[column.format(reference=reference) for column in COLUMNS],
         rows=rows,
         figures=[
@@ -153,7 +197,7 @@ def _difference(ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor]) -> Est
     return Estimate(value, *(interval(drawn) if len(both) > 2 else ()))
 
 
-def _told(
+def _summary(
     own: Mapping[str, Candidates],
     means: Mapping[str, Estimate],
     differences: Mapping[tuple[str, str], Mapping[str, Estimate]],
@@ -162,7 +206,7 @@ def _told(
 ) -> list[str]:
     reference = next(iter(own))
     listed = "; ".join(f"{name} {mean}" for name, mean in means.items())
-    told = [
+    sentences = [
         f"At every token of each model's own held-out responses, the mean {metric} distance between its {top} "
         f"likeliest candidates, in the embeddings of the model that all started from: {listed}.",
         "Smaller is more coherent. Rows on the reference's responses hold the text fixed, so that they show what "
@@ -177,11 +221,11 @@ def _told(
         }
         said = [f"{side} than {reference}: {'; '.join(models)}" for side, models in sides.items() if models]
         if found:
-            told.append(f"Prompt by prompt, {name}: {'. '.join(said) or f'none can be told from {reference}'}.")
+            sentences.append(f"Prompt by prompt, {name}: {'. '.join(said) or f'none can be told from {reference}'}.")
     prompts = [set(one.prompt.tolist()) for one in own.values()]
     if any(one != prompts[0] for one in prompts):
-        told.append(
+        sentences.append(
             "Not all models answered the same prompts, which by itself moves the means; differences are over the "
             "prompts that both answered."
         )
-    return told
+    return sentences

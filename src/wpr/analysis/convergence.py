@@ -17,13 +17,16 @@ seen is the iteration and not rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wpr.analysis.answers import positions
+from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
 from wpr.regularizers import Wasserstein
 from wpr.transport.support import Support
@@ -63,6 +66,51 @@ class Curve:
     def size(self) -> float:
         """A typical penalty: its mean distance from the mean penalty."""
         return float((self.final - self.final.mean()).abs().mean())
+
+
+def analyze(context: AnalysisContext, regularizers: Sequence[str] | None = None, count: int = 32) -> Found:
+    """Errors of the solver by iteration, at ``count`` positions of the policies' responses."""
+    policies, names = context.chosen, regularizers or ("paper", "semantic")
+    solvers = context.regularizers.make_all(names)
+    for name, one in solvers.items():
+        if not isinstance(one, Wasserstein):
+            raise OptionError(
+                f"{name} has no solver to iterate; name Wasserstein settings, as paper or semantic:lam=10"
+            )
+    sampled = [part for policy in policies for part in _sample(context, policy, max(1, count // len(policies)))]
+    logits = [torch.cat(column) for column in zip(*sampled, strict=True)]
+    curves = {}
+    for name, solver in solvers.items():
+        context.say(f"{name} at {len(logits[2])} positions")
+        curves[name] = convergence_curve(solver, solver.support(*logits))
+    finding = convergence_finding(curves, context.settings(positions=len(logits[2])))
+    return noted(finding, *context.regularizers.notes(names)), _by_position(curves)
+
+
+def _sample(context: AnalysisContext, policy: str, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Logits of both models ``(p, V)`` in float64 and the drawn tokens ``(p,)``, at ``count`` positions in all, evenly
+    spaced over the policy's responses.
+    """
+    answers = context.answers(policy)
+    total = sum(len(answer.response_ids) for answer in answers)
+    wanted = set(torch.linspace(0, total - 1, min(count, total)).long().tolist())
+    model, seen = context.run.load(policy), 0
+    for part in positions(model, context.reference, answers, context.run.temperature(policy), context.batch_size):
+        rows = torch.tensor(sorted(place - seen for place in wanted if 0 <= place - seen < len(part.tokens)))
+        seen += len(part.tokens)
+        if len(rows):
+            rows = rows.to(part.tokens.device)
+            yield part.policy[rows].double(), part.reference[rows].double(), part.tokens[rows]
+
+
+def _by_position(curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
+    measures = ("marginal_error", "change", "penalty_error")
+    for name, curve in curves.items():
+        for row, step in enumerate(curve.steps):
+            columns = (getattr(curve, measure)[row].tolist() for measure in measures)
+            for position, values in enumerate(zip(*columns, strict=True)):
+                found = dict(zip(measures, values, strict=True))
+                yield {"setting": name, "iterations": step, "position": position, **found}
 
 
 @torch.no_grad()
@@ -123,7 +171,7 @@ def convergence_finding(curves: Mapping[str, Curve], settings: Mapping[str, Any]
     return Finding(
         name="convergence",
         title="Convergence of the solver",
-        text=[sentence for name, curve in curves.items() for sentence in _told(name, curve)],
+        text=[sentence for name, curve in curves.items() for sentence in _summary(name, curve)],
         columns=COLUMNS,
         rows=rows,
         figures=figures,
@@ -131,11 +179,11 @@ def convergence_finding(curves: Mapping[str, Curve], settings: Mapping[str, Any]
     )
 
 
-def _told(name: str, curve: Curve) -> list[str]:
+def _summary(name: str, curve: Curve) -> list[str]:
     at = curve.steps.index(curve.own)
     error = float(curve.penalty_error[at].mean())
     share = float(curve.ended.double().mean())
-    told = [
+    sentences = [
         f"{name}: after its own {curve.own} iterations the marginal error is "
         f"{_quantiles(curve.marginal_error[at], (0.5,))[0]:.2g} in the median of {len(curve.final)} positions, and "
         f"penalties are {error:.2g} from those after {LAST} iterations, which is "
@@ -144,14 +192,14 @@ def _told(name: str, curve: Curve) -> list[str]:
     if share < 0.99:
         impossible = float(curve.infeasible.double().mean())
         others = "at the others the kernel between tokens is too small to get there. " if impossible < 0.995 else ""
-        told.append(
+        sentences.append(
             f"{name}: at {1 - share:.0%} of the positions no end was reached: after {LAST} iterations the marginals "
             f"are still off by more than {ENDED:g}. At {impossible:.0%} there is none (pieces of the support that no "
             f"transport connects hold unequal masses){', ' if others else '. '}{others}Potentials drift with every "
             "iteration, and the number of iterations is part of the penalty's definition: a small change of the "
             "potentials certifies nothing."
         )
-    return told
+    return sentences
 
 
 def _figure(curves: Mapping[str, Curve], what: str, title: str, y_label: str) -> Figure:

@@ -40,7 +40,7 @@ def cost_finding(
     return Finding(
         name="costs",
         title="Time and memory",
-        text=_told(steps),
+        text=_summary(steps),
         columns=[*STAGE_COLUMNS, *(f"{part}, s a step" for part in parts), "sum, s a step"],
         rows=rows,
         figures=figures,
@@ -48,12 +48,14 @@ def cost_finding(
     )
 
 
-def _told(steps: Mapping[str, Mapping[str, float]]) -> list[str]:
-    told = ["Seconds and peak memory (of the GPU, or of the process where there is none) as the run recorded them."]
+def _summary(steps: Mapping[str, Mapping[str, float]]) -> list[str]:
+    sentences = [
+        "Seconds and peak memory (of the GPU, or of the process where there is none) as the run recorded them."
+    ]
     for policy, found in steps.items():
         total = sum(found.values())
         if "penalty" in found and total > 0:
-            told.append(
+            sentences.append(
                 f"{policy}: {total:.3g} seconds a PPO step, {found['penalty'] / total:.1%} of them for penalty and KL."
             )
-    return told
+    return sentences

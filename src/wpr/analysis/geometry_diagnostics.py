@@ -28,15 +28,26 @@ blind if less than 1% of probable moves are within reach; otherwise nothing is s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wpr.analysis.semantic_contrast import SURE, contrast, gaps, make_trial
+from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.analysis.semantic_contrast import (
+    SURE,
+    chat_prompts,
+    continuations,
+    contrast,
+    gaps,
+    make_trial,
+    plain_prompts,
+)
+from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.model_geometry import RegularizerFactory, parse_option
 from wpr.regularizers import Wasserstein
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.precision import full_precision
@@ -47,6 +58,21 @@ SEES, BLIND = 0.9, 0.98
 
 FEW, NEXT_TO_NONE = 0.1, 0.01
 """Shares of probable moves."""
+
+BOTH = ("paper", "semantic")
+"""Settings that are compared where none is named."""
+
+TEXTS = (
+    "The best way to learn a new language is",
+    "Once upon a time, there was a little",
+    "She opened the door of the old house and",
+    "In the morning we went to the market to buy",
+    "The main difference between cats and dogs is that",
+    "My brother works as a teacher at a",
+    "It was raining all day, so the children",
+    "To make a good soup you need",
+)
+"""What a model continues where no texts are given: everyday English that any model has met."""
 
 RANDOM_PAIRS, CANDIDATES, BINS = 20_000, 10, 40
 _SLACK = 1e-5
@@ -106,6 +132,64 @@ class GeometryDiagnostics:
         if self.contrast[0] < SEES:
             return "sees meaning"
         return "blind" if self.contrast[0] >= BLIND and self.move_share < FEW else "partly blind"
+
+
+def analyze(
+    context: AnalysisContext,
+    settings: Sequence[str] = BOTH,
+    changes: Mapping[str, Any] | None = None,
+    texts: Sequence[str] = (),
+) -> Found:
+    """What settings see of the vocabulary of a run's SFT model, which continues the run's held-out prompts or
+    ``texts``.
+    """
+    prompts = prompts_of(context.run.tokenizer, texts) if texts else context.texts()
+    prompts = prompts or prompts_of(context.run.tokenizer)
+    name = f"{context.run.path.resolve().name}'s SFT model"
+    return analyze_model(context.regularizers, prompts, name, settings, changes)
+
+
+def analyze_model(
+    factory: RegularizerFactory,
+    prompts: Sequence[Tensor],
+    name: str,
+    settings: Sequence[str] = BOTH,
+    changes: Mapping[str, Any] | None = None,
+) -> Found:
+    """What settings see of the vocabulary of the factory's model.
+
+    prompts: token ids ``(T,)`` of texts that the model continues. settings: as `RegularizerSpec.parse` reads them, with
+    ``changes`` made in each of them.
+    """
+    made = {}
+    for text in settings:
+        if not parse_option(text).is_wasserstein:
+            raise OptionError(f"--setting {text} has no geometry; name Wasserstein settings, as paper or semantic")
+        given = {key: value for key, value in (changes or {}).items() if value is not None}
+        label = ":".join(filter(None, [text, ",".join(f"{key}={value}" for key, value in given.items())]))
+        made[label] = factory.make(parse_option(text, **given), label)
+    logs = continuations(factory.reference, prompts, 24)
+    diagnosed = {label: (wasserstein, diagnose(wasserstein, logs)) for label, wasserstein in made.items()}
+    about = {"prompts": len(prompts), "positions": len(logs), "settings": list(settings)}
+    return noted(geometry_finding(diagnosed, name, about), *factory.notes(made)), _by_pairs(diagnosed)
+
+
+def prompts_of(tokenizer: Any, texts: Sequence[str] = ()) -> list[Tensor]:
+    """Token ids of texts (`TEXTS` without any), as a user's turn where the tokenizer has a chat template."""
+    if getattr(tokenizer, "chat_template", None):
+        return chat_prompts(tokenizer, texts or TEXTS)
+    return [ids for ids in plain_prompts(tokenizer, texts or TEXTS) if len(ids)]
+
+
+def _by_pairs(diagnosed: Mapping[str, tuple[Wasserstein, GeometryDiagnostics]]) -> Iterator[dict[str, Any]]:
+    for name, (_, seen) in diagnosed.items():
+        for kind in ("neighbours", "random", "moves"):
+            yield {"setting": name, "pairs": kind, "lam * cost": _five_digits(getattr(seen, kind))}
+        yield {"setting": name, "pairs": "moves", "weights": _five_digits(seen.weights)}
+
+
+def _five_digits(values: Tensor) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def reach_of(wasserstein: Wasserstein) -> float:
@@ -180,7 +264,7 @@ def geometry_finding(
                 value, low, high,
             ]
         )  # fmt: skip
-        text += _told(name, wasserstein, seen, near)
+        text += _summary(name, wasserstein, seen, near)
     dead = int((~next(iter(diagnosed.values()))[0].geometry.alive).sum())
     if dead:
         text.append(f"{dead} tokens that are near-duplicates of others (untrained or reserved) are not counted.")
@@ -195,7 +279,7 @@ def geometry_finding(
     )
 
 
-def _told(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: Sequence[float]) -> list[str]:
+def _summary(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: Sequence[float]) -> list[str]:
     s = wasserstein.settings
     verdict = {
         "blind": f"{name} is BLIND to meaning on this model.",
@@ -203,7 +287,7 @@ def _told(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: 
         "sees meaning": f"{name} SEES MEANING on this model.",
         "not measured": f"Whether {name} sees meaning on this model was NOT MEASURED.",
     }[seen.verdict]
-    told = [
+    sentences = [
         f"{verdict} The nearest neighbour of a token lies at lam * cost = {near[1]:.3g} in the median ({near[0]:.3g} "
         f"to {near[2]:.3g} for 90% of the tokens), where the kernel exp(-lam C) is {_power(near[1])}. The setting "
         f"moves mass up to lam * cost = {seen.reach:.3g}. Within that reach lie {seen.near_share:.1%} of the tokens' "
@@ -211,24 +295,24 @@ def _told(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: 
         f"{seen.move_share:.1%} of probable moves (pairs of likely candidates of one position, by probability)."
     ]
     if seen.cut_share >= NEXT_TO_NONE:
-        told.append(
+        sentences.append(
             f"{seen.cut_share:.1%} of probable moves are between tokens that are not among each other's "
             f"{wasserstein.geometry.neighbours} nearest (k1) and cannot be made at any lam."
         )
     if seen.contrast is None:
-        told.append(
+        sentences.append(
             "The semantic contrast could not be measured: the model is sure of no token in its continuations. Give "
             "texts of the kind it was trained on with --text."
         )
-        return told
+        return sentences
     value, low, high = seen.contrast
-    told.append(
+    sentences.append(
         f"Semantic contrast {value:.3f} (95% interval {low:.3f} to {high:.3f}): moving probability to a token's "
         f"nearest neighbour costs {value:.1%} of what moving it to an unrelated token of the same probability "
         "costs. KL and every other f-divergence have 100%."
     )
     if seen.verdict == "blind" and s.marginals == "balanced" and seen.near_share < NEXT_TO_NONE:
-        told.append(
+        sentences.append(
             "With no kernel between different tokens the penalty is a rescaled KL with a small entropy term, "
             f"phi = (1/lam) (T log(a/b) + log b) with T = {s.iterations}: it cannot know what tokens mean. Divide "
             f"costs by the vocabulary's median nearest-neighbour distance ({wasserstein.geometry.scale:.3g} here, "
@@ -236,7 +320,7 @@ def _told(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, near: 
             if not s.scaled
             else "No kernel is left between different tokens: lower lam."
         )
-    return told
+    return sentences
 
 
 def _share(chosen: Tensor, weights: Tensor) -> float:

@@ -9,15 +9,18 @@ shared rescaling of both axes changes neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wpr.analysis.answers import TokenPenalties
+from wpr.analysis.context import AnalysisContext, Found, noted, six_digits
 from wpr.analysis.statistics import LineFit, fit_line
+from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
+from wpr.runs.finished_run import retokenized
 
 POINTS = 1500
 """Tokens of a policy that are drawn; all are counted."""
@@ -25,6 +28,27 @@ POINTS = 1500
 COLUMNS = [
     "policy", "responses", "tokens", "Pearson", "low", "high", "slope", "slope low", "slope high", "share below y = x",
 ]  # fmt: skip
+
+
+def analyze(context: AnalysisContext, first: str, second: str, betas: tuple[float, float] = (1.0, 1.0)) -> Found:
+    """One penalty against another at every token of the policies' responses."""
+    if first == second:
+        raise OptionError(f"both regularizers are {first}; name two different ones")
+    found = context.measured([first, second])
+    everything = [answer for answers, _ in found.values() for answer in answers]
+    measured = {policy: each for policy, (_, each) in found.items()}
+    prompts = {policy: [answer.number for answer in answers] for policy, (answers, _) in found.items()}
+    finding = compare_penalties(measured, first, second, prompts, betas, context.settings())
+    return noted(finding, *context.regularizers.notes([first, second]), retokenized(everything)), _by_answer(found)
+
+
+def _by_answer(found: Mapping[str, tuple[list[Any], TokenPenalties]]) -> Iterator[dict[str, Any]]:
+    """Penalties of each response's tokens, one line per response."""
+    for policy, (answers, measured) in found.items():
+        for index, answer in enumerate(answers):
+            of = measured.answer == index
+            values = {name: [six_digits(one) for one in each[of].tolist()] for name, each in measured.penalty.items()}
+            yield {"policy": policy, "number": answer.number, "tokens": answer.response_ids, "penalties": values}
 
 
 def compare_penalties(
@@ -62,7 +86,7 @@ def compare_penalties(
     return Finding(
         name="penalties",
         title=f"Penalties: {first} against {second}",
-        text=_told(first, second, whole, len(x), len(measured)),
+        text=_summary(first, second, whole, len(x), len(measured)),
         columns=COLUMNS,
         rows=rows,
         figures=[
@@ -82,22 +106,22 @@ def _row(name: str, responses: int, x: Tensor, y: Tensor, fit: LineFit) -> list[
     ]  # fmt: skip
 
 
-def _told(first: str, second: str, whole: LineFit, tokens: int, policies: int) -> list[str]:
+def _summary(first: str, second: str, whole: LineFit, tokens: int, policies: int) -> list[str]:
     of = "the policy's" if policies == 1 else f"{policies} policies'"
-    told = [
+    sentences = [
         f"Both penalties of the drawn token, at {tokens} tokens of {of} held-out responses after training. Pearson's "
         f"correlation is {whole.pearson}, and the least-squares slope of {second} over {first} is {whole.slope}."
     ]
     if whole.slope.high < 1:
-        told.append(
+        sentences.append(
             f"A slope below 1 says that {second} charges less for what {first} charges for, in the units that both "
             "have here: multiply each by its beta (--beta) before calling one of them lenient."
         )
-    told.append(
+    sentences.append(
         "What two penalties share is the log-probability ratio of the token at hand, which makes any two of them "
         "correlate."
     )
-    return told
+    return sentences
 
 
 def _note(tokens: int, clouds: list[Series]) -> str:

@@ -18,15 +18,19 @@ reference probability, so that no f-divergence can tell the two policies apart. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wpr.analysis.context import AnalysisContext, Found, UnavailableError, noted
+from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.model_geometry import measure_vocabulary
 from wpr.regularizers import Regularizer
-from wpr.transport.geometry import TokenGeometry
+from wpr.regularizers.spec import SIDE_BY_SIDE
+from wpr.transport.geometry import TokenGeometry, input_embeddings
 
 SURE = 0.3
 """The reference is fairly sure of a token above this probability."""
@@ -48,6 +52,27 @@ class Trial:
     origin: Tensor
     near_token: Tensor
     far_token: Tensor
+
+
+def analyze(context: AnalysisContext, regularizers: Sequence[str] | None = None, count: int = 256) -> Found:
+    """Semantic contrast of regularizers, and of what each policy was trained under, on the reference model."""
+    prompts = context.texts()
+    if not prompts:
+        raise UnavailableError(f"{context.run.path} has no held-out responses, whose prompts are continued")
+    made = context.regularizers.make_all(regularizers or SIDE_BY_SIDE)
+    for policy in context.run.finished if context.policies is None else context.chosen:
+        made[f"policy {policy}"] = context.regularizers.make(context.run.regularizer(policy), f"policy {policy}")
+    context.say(f"continuations of {len(prompts)} prompts")
+    logs = continuations(context.reference, prompts, 32)
+    geometry = next((one.geometry for one in made.values() if hasattr(one, "geometry")), None)
+    if geometry is None:
+        geometry = measure_vocabulary(input_embeddings(context.reference))
+    try:
+        trial = make_trial(logs, geometry, count)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    finding, data = contrast_finding(made, trial, "the SFT model", context.settings())
+    return noted(finding, *context.regularizers.notes(made)), data
 
 
 def plain_prompts(tokenizer: Any, texts: Iterable[str]) -> list[Tensor]:
@@ -156,3 +181,41 @@ def contrast(near: Tensor, far: Tensor, resamples: int = 2000, seed: int = 0) ->
     ratios = near[rows].mean(-1) / far[rows].mean(-1)
     low, high = torch.quantile(ratios, ratios.new_tensor([0.025, 0.975])).tolist()
     return float(near.mean() / far.mean()), low, high
+
+
+def contrast_finding(
+    regularizers: Mapping[str, Regularizer], trial: Trial, model: str, settings: Mapping[str, Any] | None = None
+) -> tuple[Finding, list[dict[str, Any]]]:
+    """The finding, and the gaps of every position behind it."""
+    found, data = {}, []
+    for name, regularizer in regularizers.items():
+        near, far = gaps(regularizer, trial)
+        found[name] = contrast(near, far)
+        data += [
+            {"regularizer": name, "position": position, "near": one, "far": other}
+            for position, (one, other) in enumerate(zip(near.tolist(), far.tolist(), strict=True))
+        ]
+    rows: list[list[Cell]] = [[name, *values, len(trial.origin)] for name, values in found.items()]
+    values, low, high = (list(column) for column in zip(*found.values(), strict=True))
+    listed = "; ".join(f"{name} {value:.3f} ({a:.3f} to {b:.3f})" for name, (value, a, b) in found.items())
+    text = [
+        f"At {len(trial.origin)} positions where {model} is fairly sure of the next token, half of that token's "
+        "probability is moved to its nearest neighbour in the embedding, and alternatively to an unrelated token of "
+        "the same probability. The contrast is the penalty of the first over that of the second: 1 is blind to "
+        "meaning, as every f-divergence is by construction, 0 lets neighbours change places for free.",
+        f"With 95% intervals over positions: {listed}.",
+    ]
+    figure = Figure(
+        "bars", "Semantic contrast", "regularizer", "contrast", [Series("contrast", list(found), values, low, high)],
+        marks=[Mark(1.0, "blind to meaning")], name="contrast",
+    )  # fmt: skip
+    finding = Finding(
+        name="contrast",
+        title="Semantic contrast",
+        text=text,
+        columns=["regularizer", "contrast", "low", "high", "positions"],
+        rows=rows,
+        figures=[figure],
+        settings={"model": model, **(settings or {})},
+    )
+    return finding, data

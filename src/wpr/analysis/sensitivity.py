@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from wpr.analysis.context import AnalysisContext, Found, UnavailableError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.runs.finished_run import FinishedRun
 
 SETTINGS = {
     "ppo.beta": "beta",
@@ -58,6 +60,35 @@ class SweepLine:
     members: tuple[Member, ...]
 
 
+def analyze(context: AnalysisContext, others: Sequence[FinishedRun] = ()) -> Found:
+    """What policies reached against the setting in which they differ, of this run and of others like it."""
+    runs = [context.run, *others]
+    members = [
+        _member(run, policy, f"{run.path.resolve().name}: {policy}" if len(runs) > 1 else policy)
+        for run in runs
+        for policy in run.finished
+    ]
+    finding = sensitivity_finding(members, {"runs": [str(run.path.resolve().name) for run in runs]})
+    return finding, (dict(vars(member)) for member in members)
+
+
+def _member(run: FinishedRun, policy: str, name: str) -> Member:
+    record = run.manifest["stages"][f"ppo/{policy}"]
+    inputs, results = record["inputs"], record["results"]
+    settings = {
+        f"{section}.{key}": value for section in ("ppo", "regularizer") for key, value in inputs[section].items()
+    }
+    settings |= {key: value for key, value in inputs.items() if key not in ("ppo", "regularizer")}
+    after = results.get("after") or {}
+    known = {metric: after.get(metric) for metric in METRICS}
+    intervals = {}
+    for metric in ("win_rate", "gold_win_rate"):
+        known[metric] = results.get(f"{metric}_before")
+        if ends := results.get(f"{metric}_before_interval"):
+            intervals[metric] = (float(ends["low"]), float(ends["high"]))
+    return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
+
+
 def sweep_lines(members: Sequence[Member]) -> list[SweepLine]:
     """Every group of members that differ in one setting of `SETTINGS` alone, of two values or more."""
     lines = []
@@ -72,7 +103,7 @@ def sweep_lines(members: Sequence[Member]) -> list[SweepLine]:
             for group in groups.values()
             if len({str(member.settings[setting]) for member in group}) > 1
         ]
-        names = _told_apart([group[0].policy.split("+")[0] for group in found])
+        names = _numbered([group[0].policy.split("+")[0] for group in found])
         lines += [SweepLine(name, setting, tuple(group)) for name, group in zip(names, found, strict=True)]
     return lines
 
@@ -81,7 +112,7 @@ def sensitivity_finding(members: Sequence[Member], settings: Mapping[str, Any] |
     """The finding on a sweep's policies; refused where no two differ in one setting alone."""
     lines = sweep_lines(members)
     if not lines:
-        raise ValueError(
+        raise UnavailableError(
             f"none of the {len(members)} finished policies differ in one of {', '.join(SETTINGS.values())} alone; "
             "train some, as with `wpr sweep RECIPE --grid ppo.beta=0.1,0.01`"
         )
@@ -103,7 +134,7 @@ def sensitivity_finding(members: Sequence[Member], settings: Mapping[str, Any] |
     return Finding(
         name="sensitivity",
         title="Sensitivity to settings",
-        text=_told(lines),
+        text=_summary(lines),
         columns=["line", "setting", "value", "policy", *(METRICS[one] for one in shown), "win rate low", "high"],
         rows=rows,
         figures=figures,
@@ -136,8 +167,8 @@ def _series(line: SweepLine, setting: str, metric: str) -> Series:
     return Series(line.name, x, y, low if known else None, high if known else None)
 
 
-def _told(lines: Sequence[SweepLine]) -> list[str]:
-    told = ["Each point is a policy trained with that value and otherwise the same settings, on held-out prompts."]
+def _summary(lines: Sequence[SweepLine]) -> list[str]:
+    sentences = ["Each point is a policy trained with that value and otherwise the same settings, on held-out prompts."]
     for line in lines:
         name, values = SETTINGS[line.setting], [member.settings[line.setting] for member in line.members]
         rates = [(m.results["win_rate"], m) for m in line.members if "win_rate" in m.results]
@@ -155,9 +186,9 @@ def _told(lines: Sequence[SweepLine]) -> list[str]:
                     "; all their intervals overlap, which leaves open which value is better: look at the win rates of "
                     "these policies over one another"
                 )
-        told.append(f"{said}.")
-    told.append("Intervals are over prompts; another seed of training may move a point by more.")
-    return told
+        sentences.append(f"{said}.")
+    sentences.append("Intervals are over prompts; another seed of training may move a point by more.")
+    return sentences
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -165,7 +196,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return (not number, float(value) if number else 0.0, str(value))
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
+def _numbered(names: Sequence[str]) -> list[str]:
     return [
         name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}" for at, name in enumerate(names)
     ]

@@ -13,16 +13,23 @@ responses, odd prompts) is not counted as noise between them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wpr.analysis.bert_score import BertScore
+from wpr.analysis.answers import TokenPenalties
+from wpr.analysis.bert_score import BertScore, ContextualEncoder, bert_score
+from wpr.analysis.context import AnalysisContext, Found, UnavailableError
 from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, spearman
+from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.regularizers.spec import SIDE_BY_SIDE
+from wpr.runs.finished_run import BEFORE, retokenized
 
 MEASURES = ("penalty", "divergence")
 LENGTH = "response length"
@@ -75,6 +82,82 @@ class _Correlations:
         return self.estimates["pearson"]
 
 
+def analyze(
+    context: AnalysisContext, encoder: str | None = None, layer: int = -1, regularizers: Sequence[str] | None = None
+) -> Found:
+    """Negative penalties against BERTScore between reference and policy responses."""
+    names = list(dict.fromkeys(regularizers or SIDE_BY_SIDE))
+    policies = context.chosen
+    for policy in policies:
+        context.answers(policy, BEFORE)  # an error now rather than after all penalties
+    before = {policy: {one.number: one.response for one in context.responses(policy, BEFORE)} for policy in policies}
+    try:
+        reader = ContextualEncoder.from_pretrained(encoder or context.run.sft_model, layer, context.run.device)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    measured = context.measured(names)
+    left_out: Counter[str] = Counter()
+    pairs: dict[str, list[Pair]] = {}
+    for policy, (answers, found) in measured.items():
+        context.say(f"similarity of {policy}'s responses")
+        pairs[policy] = _pairs(reader, answers, before[policy], found, left_out)
+    notes = [
+        *context.regularizers.notes(names),
+        retokenized([answer for answers, _ in measured.values() for answer in answers]),
+        *_notes(left_out, encoder),
+    ]
+    shown = "the run's SFT model" if encoder is None else "/".join(Path(encoder).parts[-2:])
+    settings = context.settings(encoder_path=encoder or "sft", layer=layer)
+    finding = similarity_finding(pairs, names, shown, notes, settings)
+    return finding, ({"policy": policy} | pair.as_dict() for policy, found in pairs.items() for pair in found)
+
+
+def _pairs(
+    reader: ContextualEncoder,
+    answers: Sequence[Any],
+    before: Mapping[int, str],
+    found: TokenPenalties,
+    left_out: Counter[str],
+) -> list[Pair]:
+    """A policy's answers beside the reference's responses ``before``, by the number of the prompt. What could not be
+    paired or read is counted in ``left_out``.
+    """
+    kept = [(index, answer) for index, answer in enumerate(answers) if answer.number in before]
+    ours, cut_ours = reader.embed([answer.response for _, answer in kept])
+    theirs, cut_theirs = reader.embed([before[answer.number] for _, answer in kept])
+    left_out += Counter(alone=len(answers) - len(kept), cut=cut_ours + cut_theirs)
+    means = [
+        {name: found.means(values, len(answers)) for name, values in each.items()}
+        for each in (found.penalty, found.divergence)
+    ]
+    pairs = []
+    for (index, answer), one, other in zip(kept, ours, theirs, strict=True):
+        score = bert_score(one, other)
+        if score is None:
+            left_out["empty"] += 1
+            continue
+        own = ({name: float(values[index]) for name, values in each.items()} for each in means)
+        pairs.append(Pair(answer.number, score, len(answer.response_ids), *own))
+    return pairs
+
+
+def _notes(left_out: Mapping[str, int], encoder: str | None) -> list[str]:
+    notes = []
+    if encoder is None:
+        notes.append(
+            "The embeddings are hidden states of the run's own SFT model, which is close to the policies: name an "
+            "independent encoder with --encoder FOLDER before drawing conclusions."
+        )
+    for key, what in (
+        ("alone", "responses are to prompts that the reference did not answer, and are left out"),
+        ("empty", "pairs have an empty response, hence no similarity, and are left out"),
+        ("cut", "responses are longer than the encoder reads; what is beyond is not compared"),
+    ):
+        if left_out[key]:
+            notes.append(f"{left_out[key]} {what}.")
+    return notes
+
+
 def similarity_finding(
     pairs: Mapping[str, Sequence[Pair]],
     regularizers: Sequence[str],
@@ -87,7 +170,7 @@ def similarity_finding(
     usable = {policy: list(found) for policy, found in pairs.items() if len(found) >= FEWEST}
     if not usable:
         counts = ", ".join(f"{policy} {len(found)}" for policy, found in pairs.items())
-        raise ValueError(
+        raise UnavailableError(
             f"a correlation needs at least {FEWEST} responses of a policy with a similarity ({counts}); evaluate the "
             "run on more held-out prompts (evaluation.prompts), or draw responses of the policies and of the reference "
             "to the same prompts (`wpr generate`)"
@@ -109,7 +192,7 @@ def similarity_finding(
     return Finding(
         name="similarity",
         title="Penalties and semantic similarity",
-        text=[*_told(chosen, whole, base, usable, encoder), *left_out, *notes],
+        text=[*_summary(chosen, whole, base, usable, encoder), *left_out, *notes],
         columns=[column.format(base=base) for column in COLUMNS],
         rows=rows,
         figures=[_bars(chosen, whole, regularizers), _scatter(usable, regularizers)],
@@ -181,7 +264,7 @@ def _difference(found: _Correlations, base: _Correlations, key: str = "pearson")
     return Estimate(value, *interval(found.drawn[key] - base.drawn[key]))
 
 
-def _told(
+def _summary(
     chosen: Mapping[tuple[str, str], Mapping[str, _Correlations]],
     whole: str,
     base: str,
@@ -190,7 +273,7 @@ def _told(
 ) -> list[str]:
     counts = sum(len(found) for found in pairs.values())
     alike = [pair.score.f1 for found in pairs.values() for pair in found]
-    told = [
+    sentences = [
         f"For {counts} held-out responses of {len(pairs)} {'policy' if len(pairs) == 1 else 'policies'}: BERTScore F1 "
         f"between the policy's response and the reference's to the same prompt (embeddings of {encoder}; mean "
         f"{sum(alike) / len(alike):.3f}, from {min(alike):.3f} to {max(alike):.3f}), correlated with the negative mean "
@@ -199,20 +282,20 @@ def _told(
     ranked = [(name, found[whole]) for (measure, name), found in chosen.items() if measure == "penalty"]
     ranked.sort(key=lambda item: -item[1].pearson.value if not math.isnan(item[1].pearson.value) else math.inf)
     listed = "; ".join(f"{name} {found.pearson}" for name, found in ranked)
-    told.append(f"Pearson's correlation, {'mean of the policies' if whole == MEAN else whole}: {listed}.")
-    told += [_verdict(name, found, chosen["penalty", base][whole], base) for name, found in ranked if name != base]
+    sentences.append(f"Pearson's correlation, {'mean of the policies' if whole == MEAN else whole}: {listed}.")
+    sentences += [_verdict(name, found, chosen["penalty", base][whole], base) for name, found in ranked if name != base]
     control = chosen["", LENGTH][whole].pearson
-    told.append(
+    sentences.append(
         f"Control: the negative length of the response alone has {control}. A penalty that does not clearly beat it "
         "may tell long responses from short ones and no more."
     )
     fewest = min(len(found) for found in pairs.values())
     if fewest < FEW:
-        told.append(
+        sentences.append(
             f"A policy has only {fewest} responses here, and bootstrap intervals of so few are too narrow: evaluate on "
             f"{FEW} prompts or more (evaluation.prompts) before believing a difference."
         )
-    return told
+    return sentences
 
 
 def _verdict(name: str, found: _Correlations, base: _Correlations, base_name: str) -> str:
@@ -220,10 +303,10 @@ def _verdict(name: str, found: _Correlations, base: _Correlations, base_name: st
     if math.isnan(difference.value):
         return f"{name} cannot be compared with {base_name}: one of them does not vary over the responses."
     ranked = _difference(found, base, "spearman")
-    told = f"{name} {_side(difference)} {base_name} here: the difference is {difference}."
+    sentence = f"{name} {_side(difference)} {base_name} here: the difference is {difference}."
     if _side(ranked) != _side(difference):
-        told += f" By ranks (Spearman's) it {_side(ranked)} {base_name}: {ranked}."
-    return told
+        sentence += f" By ranks (Spearman's) it {_side(ranked)} {base_name}: {ranked}."
+    return sentence
 
 
 def _side(difference: Estimate) -> str:

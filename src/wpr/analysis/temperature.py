@@ -6,13 +6,22 @@ or a judge said who wins, and what `wpr judge` found is put together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from wpr.analysis.context import AnalysisContext, Found, UnavailableError
+from wpr.config.functions import import_function
+from wpr.errors import OptionError
 from wpr.evaluation.win_rate import win_rate
-from wpr.findings import Cell, Figure, Finding, Mark, Series
-from wpr.runs.responses import drawn_at
+from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
+from wpr.rewards import Completions, FunctionReward, RewardModel
+from wpr.runs.finished_run import REFERENCE
+from wpr.runs.responses import ResponseFile, drawn_at, read_responses
 
 COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
@@ -32,6 +41,98 @@ class WinRateAtTemperature:
     high: float
     p_value: float | None = None
     prompts: int | None = None
+
+
+def analyze(context: AnalysisContext, against: str = REFERENCE, gold: bool = False, judged: bool = False) -> Found:
+    """Win rates at each temperature that `wpr generate` drew responses at, by scores or (``judged``) by judges."""
+    if gold and judged:
+        raise OptionError("--gold and --judged name two judges; ask for one at a time")
+    scores: Scores = {}
+    try:
+        if judged:
+            comparisons = by_judges(found_in(context.run.path), against)
+        else:
+            scores, judge = _all_scores(context, gold)
+            comparisons = by_scores(scores, against, judge)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    data = [
+        {"model": model, "temperature": at, "prompt_id": prompt, "score": score}
+        for (model, at), found in scores.items()
+        for prompt, score in found.items()
+    ]
+    finding = temperature_finding(comparisons, against, context.settings())
+    # Scores, gold scores and judges stand beside each other, and so do the models that others are compared with.
+    parts = ["judged" if judged else "gold" if gold else "", "" if against == REFERENCE else f"over-{against}"]
+    name = slug("-".join(["temperature", *filter(None, parts)]))
+    title = finding.title + (", by judges" if judged else ", by the gold scorer" if gold else "")
+    return replace(finding, name=name, title=title), data or [vars(one) for one in comparisons]
+
+
+def _all_scores(context: AnalysisContext, gold: bool) -> tuple[dict[tuple[str, float], dict[str, float]], str]:
+    """Scores of every file of responses, by model and temperature, and what gave them."""
+    files = [read_responses(path) for path in sorted((context.run.path / "generations").glob("*.jsonl"))]
+    if not files:
+        raise UnavailableError(
+            f"{context.run.path / 'generations'} has no responses; draw some with `wpr generate RUN -t 0.2 -t 0.5 -t 1`"
+        )
+    scorer, judge = _scorer(context, gold)
+    scores = {}
+    for file in files:
+        context.say(f"scores of {file.path.name}")
+        scores[_model_and_temperature(file)] = _scores(context, scorer, file.rows)
+    return scores, judge
+
+
+def _model_and_temperature(file: ResponseFile) -> tuple[str, float]:
+    """From the file's header, or from its name, ``MODEL-t0.5.jsonl``."""
+    named = re.fullmatch(r"(.+)-t([0-9.e+-]+)", file.name)
+    name = file.header.get("name") or (named[1] if named else None)
+    drawn = drawn_at(file.header)
+    drawn = file.rows[0].temperature if drawn is None else drawn
+    if drawn is None and named:
+        drawn = float(named[2])
+    if name is None or drawn is None:
+        raise ValueError(
+            f"{file.path} tells neither in its header nor by its name which model drew it at which temperature; call "
+            "it MODEL-t0.5.jsonl"
+        )
+    return str(name), float(drawn)
+
+
+def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
+    """What judges, and what it is called."""
+    if gold:
+        function = (context.run.recipe.get("evaluation") or {}).get("gold")
+        if function is None:
+            raise UnavailableError(f"{context.run.path} has no gold scorer (evaluation.gold)")
+        return FunctionReward(import_function(function, "evaluation.gold")), "the gold scorer"
+    settings, folder = context.run.scorer()
+    if settings.kind == "function":
+        assert settings.function is not None
+        return FunctionReward(import_function(settings.function, "scorer.function")), "the run's reward function"
+    if settings.kind != "model" or folder is None:
+        raise UnavailableError("responses of code models are judged by their tests; use `wpr pass-at-1`")
+    if Path(folder).parent.name == "reward" and not Path(folder).is_dir():
+        raise UnavailableError(f"{folder} is missing: the run's reward model is not finished")
+    return RewardModel.from_pretrained(folder).to(context.run.device), "the run's reward model"
+
+
+def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: int = 32) -> dict[str, float]:
+    """Scores by prompt."""
+    found: dict[str, float] = {}
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        answers = [context.run.answer_of(row, index) for index, row in enumerate(part)]
+        tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
+        width = max(map(len, tokens))
+        ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=context.run.device)
+        last = torch.tensor([len(one) - 1 for one in tokens], device=context.run.device)
+        mask = (torch.arange(width, device=context.run.device) <= last.unsqueeze(-1)).long()
+        prompts, responses = [row.prompt for row in part], [row.response for row in part]
+        values = scorer(Completions(prompts, responses, ids, mask, last))
+        found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}
+    return found
 
 
 def by_scores(scores: Scores, against: str, judge: str) -> list[WinRateAtTemperature]:
@@ -103,7 +204,7 @@ def temperature_finding(
     return Finding(
         name="temperature",
         title=f"Win rate over {against} by temperature",
-        text=_told(lines, against, judges),
+        text=_summary(lines, against, judges),
         columns=COLUMNS,
         rows=rows,
         figures=[
@@ -116,8 +217,8 @@ def temperature_finding(
     )  # fmt: skip
 
 
-def _told(lines: Mapping[str, Sequence[WinRateAtTemperature]], against: str, judges: Sequence[str]) -> list[str]:
-    told = [
+def _summary(lines: Mapping[str, Sequence[WinRateAtTemperature]], against: str, judges: Sequence[str]) -> list[str]:
+    sentences = [
         f"Responses to the same held-out prompts at the same temperature, judged by {' and '.join(judges)}, against "
         f"{against}."
     ]
@@ -127,7 +228,9 @@ def _told(lines: Mapping[str, Sequence[WinRateAtTemperature]], against: str, jud
         said = [f"wins at temperature {', '.join(above)}"] if above else []
         said += [f"loses at {', '.join(below)}"] if below else []
         verdict = " and ".join(said) if said else f"cannot be told apart from {against} at any"
-        told.append(f"{name} {verdict} (of {', '.join(f'{one.temperature:g}' for one in line)}).")
+        sentences.append(f"{name} {verdict} (of {', '.join(f'{one.temperature:g}' for one in line)}).")
     if any(judge.startswith("the run's reward") for judge in judges):
-        told.append("That is the score which training pushed up: a high rate shows that training worked, not more.")
-    return told
+        sentences.append(
+            "That is the score which training pushed up: a high rate shows that training worked, not more."
+        )
+    return sentences

@@ -1,7 +1,12 @@
-"""`wpr analyze`: look into a run; one command an analysis, and one for all of them."""
+"""`wpr analyze`: one command per analysis, and one for all of them.
+
+A function below is one analysis with its own options; `_analysis` adds RUN, the options that it shares with others, and
+the folder for what was found.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -11,220 +16,227 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wpr.commands.analyses import AnalysisContext, Found
+    from wpr.analysis.context import AnalysisContext, Found
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Look into a run: penalties, similarity, coherence, convergence, settings, cost.\n\n"
+    help="Analyze a run: penalties, similarity, coherence, convergence, settings, cost.\n\n"
     "Each analysis writes its words, table, figures and the data behind them to RUN/analyses/NAME, where "
     "[bold]wpr report[/bold] finds them. docs/analysis.md has the formulas.",
 )
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `wpr run` wrote.")]
-Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Only this policy; give it again for more.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Responses of a policy at most.", show_default="all")]
+Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Only this policy; repeat for more.")]
 Temperature = Annotated[
     float | None,
     typer.Option(
-        "--temperature", "-t", min=0.0, help="Look at the responses that `wpr generate RUN -t T` drew.",
+        "--temperature", "-t", min=0.0, help="Analyze the responses that `wpr generate RUN -t T` drew.",
         show_default="those that the run drew",
     ),
 ]  # fmt: skip
-BatchSize = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Responses a forward pass.")]
-Device = Annotated[str | None, typer.Option("--device", help="As cpu or cuda:1.", show_default="the accelerator")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most responses per policy.", show_default="all")]
+BatchSize = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Responses per forward pass.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Device of the models, as cpu or cuda:1.", show_default="the accelerator")
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Another folder for the results.", show_default="RUN/analyses/NAME"),
 ]
-REGULARIZER_HELP = "As reverse-kl, paper, semantic, or with settings: semantic:lam=10,rho=4; again for more."
+SHARED: dict[str, tuple[Any, Any]] = {
+    "policy": (Policies, None),
+    "temperature": (Temperature, None),
+    "limit": (Limit, None),
+    "batch_size": (BatchSize, 8),
+    "device": (Device, None),
+}
+"""Options that several analyses have: what they are, and their defaults."""
+
+Regularizers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--regularizer", "-r",
+        help="A regularizer, as reverse-kl, paper, semantic, or with settings: semantic:lam=10,rho=4; repeat for more.",
+    ),
+]  # fmt: skip
+Encoder = Annotated[
+    str | None,
+    typer.Option("--encoder", "-e", help="A model's folder or hub name.", show_default="the run's SFT model"),
+]
+Prompt = Annotated[
+    str | None, typer.Option(help="The text that policies answer.", show_default="the first held-out prompt")
+]
+
+Analysis = Callable[..., "Found"]
+ANALYSES: dict[str, Analysis] = {}
+"""Analyses of a run by name, in the order in which `wpr analyze all` does them."""
 
 
-@app.command()
-def penalties(
-    run: RunArgument,
-    first: Annotated[str, typer.Option(help="The regularizer along the lower axis.")] = "reverse-kl",
-    second: Annotated[str, typer.Option(help="The regularizer along the upper one.")] = "semantic",
-    beta: Annotated[
-        tuple[float, float], typer.Option(help="What the two penalties are multiplied by before they are compared.")
-    ] = (1.0, 1.0),
-    policy: Policies = None,
-    temperature: Temperature = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """One penalty against another, token by token: scatter, Pearson's correlation, slope.
-
-    [bold]Examples[/bold]: wpr analyze penalties runs/tiny   |   wpr analyze penalties runs/tiny --second paper:lam=50
+def _analysis(*shared: str) -> Callable[[Analysis], Analysis]:
+    """Register a function of an `AnalysisContext` and of its own options as an analysis and as a command of its name.
+    shared: names of the options of `SHARED` that it has too.
     """
-    from wpr.commands import analyses
 
-    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda context: analyses.penalties(context, first, second, beta))  # fmt: skip
+    def register(analysis: Analysis) -> Analysis:
+        name = analysis.__name__.replace("_", "-")
+        unknown = {"AnalysisContext": Any, "Found": Any}  # types that the command line need not load
+        own = list(inspect.signature(analysis, eval_str=True, locals=unknown).parameters.values())[1:]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ahead = inspect.Parameter("run", kind, annotation=RunArgument)
+        more = [inspect.Parameter(key, kind, default=SHARED[key][1], annotation=SHARED[key][0]) for key in shared]
+        last = inspect.Parameter("output", kind, default=None, annotation=Output)
 
+        def command(run: Path, output: Path | None, **given: Any) -> None:
+            context = _context(run, **{key: given.pop(key) for key in shared})
+            _save(analysis(context, **given), context, output)
 
-@app.command()
-def similarity(
-    run: RunArgument,
-    encoder: Annotated[
-        str | None,
-        typer.Option("--encoder", "-e", help="A model's folder or hub name.", show_default="the run's SFT model"),
-    ] = None,
-    layer: Annotated[int, typer.Option(help="Of its hidden states: 0 the embeddings, -1 the last.")] = -1,
-    regularizer: Annotated[list[str] | None, typer.Option("--regularizer", "-r", help=REGULARIZER_HELP)] = None,
-    policy: Policies = None,
-    temperature: Temperature = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """Do penalties fall where meaning is kept? Their correlation with BERTScore between reference and policy responses.
+        command.__signature__ = inspect.Signature([ahead, *own, *more, last])  # type: ignore[attr-defined]
+        command.__doc__ = analysis.__doc__
+        app.command(name)(command)
+        ANALYSES[name] = analysis
+        return analysis
 
-    [bold]Example[/bold]: wpr analyze similarity runs/hh --encoder models/roberta-large --layer 17
-    """
-    from wpr.commands import analyses
-    from wpr.regularizers.spec import SIDE_BY_SIDE
-
-    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda context: analyses.similarity(context, encoder, layer, regularizer or SIDE_BY_SIDE))  # fmt: skip
+    return register
 
 
-@app.command()
-def coherence(
-    run: RunArgument,
-    top: Annotated[int, typer.Option(min=2, help="Likeliest candidates of a position.")] = 10,
-    metric: Annotated[str, typer.Option(help="euclidean or cosine.")] = "euclidean",
-    policy: Policies = None,
-    temperature: Temperature = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """Do the tokens that a model hesitates between mean similar things? Mean distance of the likeliest candidates.
-
-    [bold]Example[/bold]: wpr analyze coherence runs/tiny --metric cosine
-    """
-    from wpr.commands import analyses
-
-    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda context: analyses.coherence(context, top, metric))  # fmt: skip
-
-
-@app.command()
-def convergence(
-    run: RunArgument,
-    regularizer: Annotated[
-        list[str] | None, typer.Option("--regularizer", "-r", help=REGULARIZER_HELP, show_default="paper, semantic")
-    ] = None,
-    positions: Annotated[int, typer.Option(min=1, help="Response tokens that are solved.")] = 32,
-    policy: Policies = None,
-    temperature: Temperature = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """How far the solver is from the end after each iteration, and whether there is an end.
-
-    [bold]Example[/bold]: wpr analyze convergence runs/tiny -r paper -r semantic:rho=2
-    """
-    from wpr.commands import analyses
-
-    _run(output, _subject(run, policy, limit, batch_size, device, temperature),
-         lambda context: analyses.convergence(context, regularizer or ("paper", "semantic"), positions))  # fmt: skip
-
-
-@app.command()
-def sensitivity(
-    run: RunArgument,
-    more: Annotated[list[Path] | None, typer.Option("--more", help="Another run to take policies from.")] = None,
-    output: Output = None,
-) -> None:
-    """What policies of a sweep reached against beta, lam, k1, k2, iterations or rho.
-
-    [bold]Example[/bold]: wpr analyze sensitivity runs/tldr --more runs/tldr-k2
-    """
-    from wpr.commands import record_analyses
-    from wpr.runs.finished_run import FinishedRun
-
-    _run(output, _subject(run),
-         lambda context: record_analyses.sensitivity(context, [FinishedRun(one) for one in more or []]))  # fmt: skip
-
-
-@app.command()
-def temperature(
-    run: RunArgument,
-    against: Annotated[str, typer.Option(help="The model that the others are compared with.")] = "sft",
-    gold: Annotated[bool, typer.Option("--gold", help="Judge by the run's gold scorer, not its reward.")] = False,
-    judged: Annotated[bool, typer.Option("--judged", help="Put together what `wpr judge` found instead.")] = False,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """Win rate against sampling temperature, of the responses that `wpr generate RUN -t ...` wrote.
-
-    [bold]Example[/bold]: wpr analyze temperature runs/tiny --against rkl
-    """
-    from wpr.commands import record_analyses
-
-    _run(output, _subject(run, device=device),
-         lambda context: record_analyses.temperature(context, against, gold, judged))  # fmt: skip
-
-
-@app.command()
-def costs(run: RunArgument, output: Output = None) -> None:
-    """Time and memory of the stages, and of a PPO step by part.
-
-    [bold]Example[/bold]: wpr analyze costs runs/tiny
-    """
-    from wpr.commands import record_analyses
-
-    _run(output, _subject(run), record_analyses.costs)
-
-
-@app.command("case-study")
-def case_study(
-    run: RunArgument,
-    prompt: Annotated[
-        str | None, typer.Option(help="The text that policies answer.", show_default="the first held-out prompt")
-    ] = None,
-    regularizer: Annotated[str, typer.Option("--regularizer", "-r", help="The Wasserstein penalty.")] = "semantic",
-    tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 64,
-    policy: Policies = None,
-    device: Device = None,
-    output: Output = None,
-) -> None:
-    """The likeliest response of each policy to a prompt, token by token under KL and the Wasserstein penalty.
-
-    [bold]Example[/bold]: wpr analyze case-study runs/hh --prompt "What is the largest fair in Massachusetts?"
-    """
-    from wpr.commands import analyses
-
-    _run(output, _subject(run, policy, device=device),
-         lambda context: analyses.case_study(context, prompt, regularizer, tokens))  # fmt: skip
-
-
-@app.command()
+@_analysis("policy", "device")
 def contrast(
-    run: RunArgument,
-    regularizer: Annotated[list[str] | None, typer.Option("--regularizer", "-r", help=REGULARIZER_HELP)] = None,
-    positions: Annotated[int, typer.Option(min=1, help="At most, where the model is sure.")] = 256,
-    policy: Policies = None,
-    device: Device = None,
-    output: Output = None,
-) -> None:
+    context: AnalysisContext,
+    regularizer: Regularizers = None,
+    positions: Annotated[int, typer.Option(min=1, help="Most positions, where the model is sure of a token.")] = 256,
+) -> Found:
     """Does a penalty know that a near synonym is a smaller change than an unrelated word?
 
     [bold]Example[/bold]: wpr analyze contrast runs/tiny -r paper -r semantic:lam=10,rho=4
     """
-    from wpr.commands import analyses
-    from wpr.regularizers.spec import SIDE_BY_SIDE
+    from wpr.analysis.semantic_contrast import analyze
 
-    _run(output, _subject(run, policy, device=device),
-         lambda context: analyses.contrast(context, regularizer or SIDE_BY_SIDE, positions))  # fmt: skip
+    return analyze(context, regularizer, positions)
+
+
+@_analysis(*SHARED)
+def penalties(
+    context: AnalysisContext,
+    first: Annotated[str, typer.Option(help="The regularizer along the lower axis.")] = "reverse-kl",
+    second: Annotated[str, typer.Option(help="The regularizer along the upper one.")] = "semantic",
+    beta: Annotated[
+        tuple[float, float], typer.Option(help="Factors of the two penalties before they are compared.")
+    ] = (1.0, 1.0),
+) -> Found:
+    """One penalty against another, token by token: scatter, Pearson's correlation, slope.
+
+    [bold]Examples[/bold]: wpr analyze penalties runs/tiny   |   wpr analyze penalties runs/tiny --second paper:lam=50
+    """
+    from wpr.analysis.penalties import analyze
+
+    return analyze(context, first, second, beta)
+
+
+@_analysis(*SHARED)
+def similarity(
+    context: AnalysisContext,
+    encoder: Encoder = None,
+    layer: Annotated[int, typer.Option(help="Layer of its hidden states: 0 the embeddings, -1 the last.")] = -1,
+    regularizer: Regularizers = None,
+) -> Found:
+    """Do penalties fall where meaning is kept? Their correlation with BERTScore between reference and policy responses.
+
+    [bold]Example[/bold]: wpr analyze similarity runs/hh --encoder models/roberta-large --layer 17
+    """
+    from wpr.analysis.similarity import analyze
+
+    return analyze(context, encoder, layer, regularizer)
+
+
+@_analysis(*SHARED)
+def coherence(
+    context: AnalysisContext,
+    top: Annotated[int, typer.Option(min=2, help="Most likely candidates per position.")] = 10,
+    metric: Annotated[str, typer.Option(help="Distance: euclidean or cosine.")] = "euclidean",
+) -> Found:
+    """Do the tokens that a model hesitates between mean similar things? Mean distance of the most likely candidates.
+
+    [bold]Example[/bold]: wpr analyze coherence runs/tiny --metric cosine
+    """
+    from wpr.analysis.coherence import analyze
+
+    return analyze(context, top, metric)
+
+
+@_analysis(*SHARED)
+def convergence(
+    context: AnalysisContext,
+    regularizer: Regularizers = None,
+    positions: Annotated[int, typer.Option(min=1, help="Response tokens that are solved.")] = 32,
+) -> Found:
+    """How far the solver is from the end after each iteration, and whether there is an end.
+
+    Without a regularizer, of paper and semantic.
+
+    [bold]Example[/bold]: wpr analyze convergence runs/tiny -r paper -r semantic:rho=2
+    """
+    from wpr.analysis.convergence import analyze
+
+    return analyze(context, regularizer, positions)
+
+
+@_analysis("policy", "device")
+def case_study(
+    context: AnalysisContext,
+    prompt: Prompt = None,
+    regularizer: Annotated[str, typer.Option("--regularizer", "-r", help="The Wasserstein penalty.")] = "semantic",
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens per response.")] = 64,
+) -> Found:
+    """The most likely response of each policy to a prompt, token by token under KL and the Wasserstein penalty.
+
+    [bold]Example[/bold]: wpr analyze case-study runs/hh --prompt "What is the largest fair in Massachusetts?"
+    """
+    from wpr.analysis.case_study import analyze
+
+    return analyze(context, prompt, regularizer, tokens)
+
+
+@_analysis()
+def costs(context: AnalysisContext) -> Found:
+    """Time and memory of the stages, and of a PPO step by part.
+
+    [bold]Example[/bold]: wpr analyze costs runs/tiny
+    """
+    from wpr.commands.record_analyses import costs
+
+    return costs(context)
+
+
+@_analysis()
+def sensitivity(
+    context: AnalysisContext,
+    more: Annotated[list[Path] | None, typer.Option("--more", help="Another run to take policies from.")] = None,
+) -> Found:
+    """What policies of a sweep reached against beta, lam, k1, k2, iterations or rho.
+
+    [bold]Example[/bold]: wpr analyze sensitivity runs/tldr --more runs/tldr-k2
+    """
+    from wpr.analysis.sensitivity import analyze
+    from wpr.runs.finished_run import FinishedRun
+
+    return analyze(context, [FinishedRun(one) for one in more or []])
+
+
+@_analysis("device")
+def temperature(
+    context: AnalysisContext,
+    against: Annotated[str, typer.Option(help="The model that the others are compared with.")] = "sft",
+    gold: Annotated[bool, typer.Option("--gold", help="Judge by the run's gold scorer, not its reward.")] = False,
+    judged: Annotated[bool, typer.Option("--judged", help="Put together what `wpr judge` found instead.")] = False,
+) -> Found:
+    """Win rate against sampling temperature, of the responses that `wpr generate RUN -t ...` wrote.
+
+    [bold]Example[/bold]: wpr analyze temperature runs/tiny --against rkl
+    """
+    from wpr.analysis.temperature import analyze
+
+    return analyze(context, against, gold, judged)
 
 
 @app.command()
@@ -232,14 +244,19 @@ def geometry(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A model's folder or hub name, or a run.")],
     setting: Annotated[
         list[str] | None,
-        typer.Option("--setting", "-s", help="As paper, semantic, paper:lam=10; again for more.", show_default="both"),
+        typer.Option(
+            "--setting",
+            "-s",
+            help="A setting, as paper, semantic, paper:lam=10; repeat for more.",
+            show_default="both",
+        ),
     ] = None,
     lam: Annotated[float | None, typer.Option(help="Inverse entropy.", show_default="the setting's")] = None,
-    metric: Annotated[str | None, typer.Option(help="euclidean or cosine.", show_default="euclidean")] = None,
+    metric: Annotated[str | None, typer.Option(help="Distance: euclidean or cosine.", show_default="euclidean")] = None,
     scaled: Annotated[
         bool | None, typer.Option("--scaled/--unscaled", help="Divide costs by the median nearest-neighbour distance.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option(help="What the model continues; again for more.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text that the model continues; repeat for more.")] = None,
     device: Device = None,
     output: Output = None,
 ) -> None:
@@ -255,34 +272,29 @@ def geometry(
         wpr analyze geometry models/smollm2 --lam 100 --metric cosine
 
         wpr analyze geometry runs/tiny -s semantic -s semantic:rho=2
-    """
-    from wpr.commands.geometry_analysis import look_at, prompts_of
+    """  # fmt: skip
+    from wpr.analysis.geometry_diagnostics import BOTH, analyze, analyze_model, prompts_of
     from wpr.config.recipe import ModelSettings
+    from wpr.model_geometry import RegularizerFactory
     from wpr.model_loading import load_causal, load_tokenizer
+    from wpr.runs.finished_run import device_of
 
     changes = {"lam": lam, "metric": metric, "scaled": scaled}
-    settings = setting or (["paper"] if any(value is not None for value in changes.values()) else ["paper", "semantic"])
+    settings = setting or (["paper"] if any(value is not None for value in changes.values()) else BOTH)
     if (Path(model) / "manifest.json").is_file():
-        context = _subject(Path(model), device=device)
-        loaded, name = context.run.load("sft"), f"{context.run.path.resolve().name}'s SFT model"
-        prompts = prompts_of(context.run.tokenizer, text) if text else context.texts()
-        prompts = prompts or prompts_of(context.run.tokenizer, [])
-        folder: Path | None = output or Path(model) / "analyses" / "geometry"
-    else:
-        loaded, name = load_causal(ModelSettings(model)), Path(model).resolve().name if Path(model).exists() else model
-        loaded = loaded.to(_device(device)).eval()
-        prompts, folder = prompts_of(load_tokenizer(model), text or []), output
-    found = look_at(loaded, prompts, name, settings, changes, {"settings": settings})
-    _keep(found, folder)
+        context = _context(Path(model), device=device)
+        _save(analyze(context, settings, changes, text or ()), context, output)
+        return
+    loaded, name = load_causal(ModelSettings(model)), Path(model).resolve().name if Path(model).exists() else model
+    factory = RegularizerFactory(loaded.to(device_of(device)).eval())
+    _save(analyze_model(factory, prompts_of(load_tokenizer(model), text or ()), name, settings, changes), None, output)
 
 
 @app.command("all")
 def all_analyses(
     run: RunArgument,
-    encoder: Annotated[
-        str | None, typer.Option("--encoder", "-e", help="For similarity.", show_default="the run's SFT model")
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(help="For the case study.", show_default="the first held-out")] = None,
+    encoder: Encoder = None,
+    prompt: Prompt = None,
     policy: Policies = None,
     limit: Limit = None,
     batch_size: BatchSize = 8,
@@ -290,37 +302,24 @@ def all_analyses(
 ) -> None:
     """Every analysis that the run has what it needs for; the others are named with the reason.
 
+    --encoder is similarity's, --prompt the case study's.
+
     [bold]Example[/bold]: wpr analyze all runs/tiny && wpr report runs/tiny
     """
-    from wpr.commands import analyses, record_analyses
-    from wpr.commands.geometry_analysis import look_at, prompts_of
+    from wpr.analysis import geometry_diagnostics
+    from wpr.analysis.context import UnavailableError
     from wpr.errors import UserError
 
-    def vocabulary(context: AnalysisContext) -> Found:
-        prompts = context.texts() or prompts_of(context.run.tokenizer, [])
-        name = f"{context.run.path.resolve().name}'s SFT model"
-        return look_at(context.run.load("sft"), prompts, name, ["paper", "semantic"], {}, {})
-
-    work: dict[str, Callable[[AnalysisContext], Found]] = {
-        "geometry": vocabulary,
-        "contrast": analyses.contrast,
-        "penalties": lambda context: analyses.penalties(context, "reverse-kl", "semantic"),
-        "similarity": lambda context: analyses.similarity(context, encoder),
-        "coherence": analyses.coherence,
-        "convergence": analyses.convergence,
-        "case-study": lambda context: analyses.case_study(context, prompt),
-        "costs": record_analyses.costs,
-        "sensitivity": record_analyses.sensitivity,
-        "temperature": record_analyses.temperature,
-    }
-    context = _subject(run, policy, limit, batch_size, device)
+    work = {"geometry": geometry_diagnostics.analyze} | ANALYSES
+    options = {"similarity": {"encoder": encoder}, "case-study": {"prompt": prompt}}
+    context = _context(run, policy, limit, batch_size, device)
     left_out: dict[str, str] = {}
     failed: dict[str, str] = {}
     for name, analysis in work.items():
         typer.echo(f"== {name}")
         try:
-            _keep(analysis(context), run / "analyses" / name)
-        except analyses.UnavailableError as error:
+            _save(analysis(context, **options.get(name, {})), context, None)
+        except UnavailableError as error:
             left_out[name] = str(error)
         except (UserError, ValueError) as error:  # the others may still be had
             failed[name] = str(error)
@@ -334,50 +333,37 @@ def all_analyses(
         raise typer.Exit(1)
 
 
-def _subject(
+def _context(
     run: Path,
-    policies: list[str] | None = None,
+    policy: list[str] | None = None,
     limit: int | None = None,
     batch_size: int = 8,
     device: str | None = None,
     temperature: float | None = None,
 ) -> AnalysisContext:
-    from wpr.commands.analyses import AnalysisContext
+    from wpr.analysis.context import AnalysisContext
+    from wpr.commands.output import say
     from wpr.errors import OptionError
     from wpr.runs.finished_run import FinishedRun
 
     if temperature is not None and not math.isfinite(temperature):
         raise OptionError(f"--temperature {temperature} must be a finite number; `wpr generate RUN -t T` draws at it")
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
-    return AnalysisContext(FinishedRun(run, device), policies, limit, batch_size, say, temperature)
+    return AnalysisContext(FinishedRun(run, device), policy, limit, batch_size, say, temperature)
 
 
-def _device(name: str | None) -> Any:
-    from wpr.runs.finished_run import device_of
-
-    return device_of(name)
-
-
-def _run(output: Path | None, context: AnalysisContext, analysis: Callable[[AnalysisContext], Found]) -> None:
-    """Carry out one analysis and keep what it found."""
-    from wpr.commands.analyses import at_temperature
-
-    finding, data = analysis(context)
-    if context.temperature is not None:
-        finding = at_temperature(finding, context.drawn)
-    _keep((finding, data), output or context.run.path / "analyses" / finding.name)
-
-
-def _keep(found: Found, folder: Path | None) -> None:
-    """Print a finding and write it to its folder, if it has one, with the data behind it."""
+def _save(found: Found, context: AnalysisContext | None, folder: Path | None) -> None:
+    """Print a finding and write it with the data behind it: to ``folder``, or to the run's folder of its name. Without
+    a run and a folder nothing is written.
+    """
+    from wpr.analysis.context import at_temperature
     from wpr.atomic_io import write_atomically
     from wpr.findings import as_text, save
     from wpr.report import draw_figure
 
     finding, data = found
+    if context is not None:
+        finding = finding if context.temperature is None else at_temperature(finding, context.drawn)
+        folder = folder or context.run.path / "analyses" / finding.name
     typer.echo(as_text(finding))
     if folder is None:
         typer.echo("\nnothing is written; -o FOLDER keeps it with its figures")

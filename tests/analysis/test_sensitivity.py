@@ -1,0 +1,62 @@
+"""Sensitivity: policies that differ in one setting make a line, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.analysis.columns import column
+from wpr.analysis.sensitivity import Member, sensitivity_finding, sweep_lines
+
+
+def member(policy: str, rate: float, **settings: Any) -> Member:
+    named = {"ppo.beta": 0.1, "regularizer.name": "wasserstein", "regularizer.k2": 128, "seed": 0}
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    ends = {"win_rate": (rate - 0.1, rate + 0.1)}
+    return Member(policy, named | given, {"score": rate, "win_rate": rate, "kl": 0.2}, ends)
+
+
+def test_lines_are_policies_that_differ_in_one_setting_alone() -> None:
+    members = [
+        member("w+beta=0.1", 0.6),
+        member("w+beta=0.01", 0.8, ppo__beta=0.01),
+        member("w+k2=64", 0.55, regularizer__k2=64),
+        member("other", 0.5, ppo__beta=0.5, seed=3),
+    ]
+    lines = {(line.setting, line.name): [m.policy for m in line.members] for line in sweep_lines(members)}
+    assert lines == {
+        ("ppo.beta", "w"): ["w+beta=0.01", "w+beta=0.1"],
+        ("regularizer.k2", "w"): ["w+k2=64", "w+beta=0.1"],
+    }
+
+
+def test_a_sweep_s_finding() -> None:
+    members = [member(f"w+beta={beta}", rate, ppo__beta=beta) for beta, rate in ((0.001, 0.9), (0.1, 0.6), (0.01, 0.7))]
+    finding = sensitivity_finding(members)
+    assert column(finding, "value") == [0.001, 0.01, 0.1]
+    assert column(finding, "win rate over SFT") == [0.9, 0.7, 0.6]
+    drawn = {figure.name: figure for figure in finding.figures}
+    assert {"score-by-beta", "win_rate-by-beta", "kl-by-beta"} == set(drawn)
+    assert drawn["win_rate-by-beta"].log_x
+    assert drawn["win_rate-by-beta"].series[0].low == pytest.approx([0.8, 0.6, 0.5])
+    assert "from 0.600 (beta = 0.1) to 0.900 (beta = 0.001)" in finding.text[1]
+    assert "overlap" not in finding.text[1]
+
+
+def test_overlapping_intervals_are_said_to_overlap() -> None:
+    finding = sensitivity_finding([member("w", 0.60), member("w+beta=1", 0.65, ppo__beta=1.0)])
+    # Which says nothing of one against the other: on the same prompts one may still win.
+    assert "all their intervals overlap, which leaves open which value is better" in finding.text[1]
+
+
+def test_neighbours_that_are_all_have_a_name_on_the_axis() -> None:
+    finding = sensitivity_finding(
+        [member("w", 0.6, regularizer__neighbours=64), member("w+all", 0.7, regularizer__neighbours="all")]
+    )
+    assert finding.figures[0].categories == ["64", "all"]
+
+
+def test_nothing_to_compare_is_said() -> None:
+    with pytest.raises(ValueError, match="none of the 2 finished policies"):
+        sensitivity_finding([member("a", 0.5), member("b", 0.5, ppo__beta=1.0, seed=1)])
