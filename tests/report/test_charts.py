@@ -1,81 +1,56 @@
-"""Line charts: ticks that cover the data, paths that go through the points, text that cannot break the page."""
+"""The page's charts: where marks lie, what is smoothed, what is left out."""
 
 from __future__ import annotations
 
 import math
 import re
-import xml.etree.ElementTree as ElementTree
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from wpr.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, line_chart, number, panels, ticks
-from wpr.report.curves import CURVES, policy_curves
+from wpr.report.axes import Area
+from wpr.report.charts import POINTS, Bar, Charts, Interval, Line, bar_chart, interval_chart, moving_average
 
 
-@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_ticks_are_round_and_inside(low: float, span: float) -> None:
-    found = ticks(low, low + span)
-    assert 1 <= len(found) <= 6
-    assert all(low - 1e-6 * span <= tick <= low + span + 1e-6 * span for tick in found)
-    assert found == sorted(set(found))
+def test_a_moving_average_keeps_a_level_and_calms_noise() -> None:
+    noisy = [(float(step), 2.0 + (-1) ** step) for step in range(100)]
+    calm = moving_average(noisy)
+    assert [x for x, _ in calm] == [x for x, _ in noisy]
+    assert all(abs(y - 2.0) <= 0.2 for _, y in calm)
+    assert moving_average(noisy[:10]) == noisy[:10], "few points are shown as they are"
+    assert len(moving_average([*noisy, (100.0, math.nan)])) == 100
 
 
-def test_ticks_by_hand() -> None:
-    assert ticks(0, 40) == [0, 10, 20, 30, 40]
-    assert ticks(1.72, 2.45) == [1.8, 2.0, 2.2, 2.4]
-    assert ticks(3, 3) == [3]
-
-
-def points(chart: str) -> list[tuple[float, float]]:
-    path = re.search(r'<path d="([^"]*)"', chart)
+def test_curves_go_through_their_points_and_keep_their_numbers() -> None:
+    charts = Charts()
+    points = [(1.0, 0.5), (2.0, math.nan), (3.0, 1.5)]
+    figure = charts.curves("score", "a <title>", [Line("a & b", points, colour=11, dash=5)])
+    assert figure is not None
+    path = re.search(r'<path d="([^"]*)" class="line c2 d1"/>', figure)
     assert path is not None
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path[1])]
+    area = Area.around([points[0], points[2]])
+    assert area is not None
+    places = [tuple(round(value, 1) for value in area.place(*point) or ()) for point in (points[0], points[2])]
+    found = [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)", path[1])]
+    assert found == places
+    assert charts.data["score"]["lines"][0]["points"] == [[1.0, 0.5], [2.0, None], [3.0, 1.5]]
+    assert "a &lt;title&gt;" in figure
+    assert charts.curves("none", "none", [Line("a", [(1.0, math.nan)])]) is None
 
 
-def test_a_line_goes_through_its_points() -> None:
-    (x0, y0), (x1, y1), (x2, y2) = points(line_chart("score", {"a": [(0, 1.0), (5, 3.0), (10, 2.0)]}))
-    assert x0 == LEFT
-    assert x2 == WIDTH - RIGHT
-    assert x1 == pytest.approx((x0 + x2) / 2)
-    assert y1 < y2 < y0, "upwards is less in SVG"
-    assert y2 == pytest.approx((y0 + y1) / 2, abs=0.1)
-    assert TOP <= y1 < y0 <= HEIGHT - BOTTOM
+def test_many_points_are_thinned() -> None:
+    charts = Charts()
+    lines = [Line(str(number), [(float(step), step / 7) for step in range(20_000)]) for number in range(3)]
+    charts.curves("many", "many", lines)
+    drawn = [line["points"] for line in charts.data["many"]["lines"]]
+    assert sum(map(len, drawn)) <= POINTS
+    assert all(points[0][0] == 0 and points[-1][0] == 19_999 for points in drawn)
 
 
-def test_what_is_not_finite_leaves_a_gap() -> None:
-    chart = line_chart("score", {"a": [(0, 1.0), (1, math.nan), (2, 2.0), (3, 1.0)]})
-    assert len(points(chart)) == 3
-    assert re.findall(r"[ML]", re.search(r'd="([^"]*)"', chart)[1]) == ["M", "M", "L"]  # type: ignore[index]
-
-
-def test_no_data_and_flat_data() -> None:
-    assert "no data" in line_chart("score", {"a": []})
-    assert all(math.isfinite(y) for _, y in points(line_chart("score", {"a": [(1, 0.0), (2, 0.0)]})))
-
-
-def test_names_cannot_break_the_document() -> None:
-    name = '<script>"&'
-    document = panels([line_chart(name, {name: [(0, 1), (1, 2)]})], [name])
-    root = ElementTree.fromstring(document)
-    assert root.tag.endswith("svg")
-    assert "<script>" not in document
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.0, "0"), (0.25, "0.25"), (1e-5, "1e-5"), (2e6, "2e6"), (1200.0, "1200")]
-)
-def test_numbers(value: float, shown: str) -> None:
-    assert number(value) == shown
-
-
-def test_curves_of_policies() -> None:
-    rows = [{"step": step, "loss": 0.1, "score": step / 10, "kl": 0.01} for step in range(1, 6)]
-    document = policy_curves({"rkl": rows, "semantic": [*rows[:3], {"step": 3, "eval_score": 1.0}]})
-    root = ElementTree.fromstring(document)
-    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert {"rkl", "semantic", *CURVES.values()} <= set(texts)
-    assert texts.count("no data") == len(CURVES) - 2
-    odd = [{"loss": 1}, {"loss": "x", "step": "y"}, {"loss": 1, "step": 2, "score": None, "kl": [1]}]
-    assert policy_curves({"rkl": [*rows, *odd], "semantic": [*rows[:3], *odd]}) == document
+def test_intervals_and_bars_lie_where_they_should() -> None:
+    drawn = interval_chart([Interval("<a>", 0.7, 0.55, 0.85, "c0", "70%")])
+    assert 'cx="70.00%"' in drawn
+    assert 'x1="55.00%" x2="85.00%"' in drawn
+    assert "&lt;a&gt;" in drawn
+    bars = bar_chart([Bar("a", [("x", 1.0), ("y", 3.0)], "4 s"), Bar("b", [("x", 2.0)], "2 s"), Bar("c", [], "")])
+    assert re.findall(r'<rect x="([\d.]+)%" y="4" width="([\d.]+)%"', bars) == [
+        ("0.00", "25.00"), ("25.00", "75.00"), ("0.00", "50.00"),
+    ]  # fmt: skip
+    assert "nan" not in bar_chart([Bar("a", [("x", 0.0)], "0 s")])

@@ -1,4 +1,4 @@
-"""Axes of a finding's plot: linear, logarithmic or of names; where values lie, and which of them are written."""
+"""Axes of every plot and chart: linear, logarithmic or of names; where values lie, and which of them are written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from wpr.report.charts import number, ticks
 from wpr.report.markup import Markup, join, tag
 from wpr.runs.tolerant import LARGEST
+
+Points = Sequence[tuple[float, float]]
+"""From left to right."""
+
+WIDTH, HEIGHT = 340, 236
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 28, 38
+"""Room around the points of a plot."""
 
 CHARACTER = 6.2
 """Width of a character of a plot's text, on average, in the plot's units."""
@@ -18,6 +24,25 @@ SLANT = 35
 
 LINE, LONGEST = 20, 24
 """Room that a slanted name needs, and the characters that it has at most."""
+
+
+def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Round numbers, 1, 2 or 5 times a power of ten apart, that cover ``low`` to ``high`` without going beyond."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A tick's number, short."""
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.6g}"
 
 
 @dataclass(frozen=True)
@@ -85,10 +110,18 @@ class Area:
 
     x: Axis
     y: Axis
-    left: float
-    right: float
-    top: float
-    bottom: float
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    top: float = TOP
+    bottom: float = HEIGHT - BOTTOM
+
+    @classmethod
+    def around(cls, points: Points, x_margin: float = 0.0) -> Area | None:
+        """Linear axes that hold all finite points, with a little room above and below; None where there is none."""
+        finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        x_axis = Axis.around([x for x, _ in finite], margin=x_margin)
+        y_axis = Axis.around([y for _, y in finite], margin=0.05)
+        return None if x_axis is None or y_axis is None else cls(x_axis, y_axis)
 
     def place(self, x: float, y: float) -> tuple[float, float] | None:
         """The place of a point; None for one that cannot be shown."""
@@ -109,7 +142,7 @@ class Area:
             pen = "L"
         return " ".join(commands)
 
-    def grid(self, x_label: str, y_label: str) -> Markup:
+    def grid(self, x_label: str, y_label: str | None = None) -> Markup:
         """Lines and numbers of both axes, and what they count."""
         parts = []
         for value, text in self.y.ticks():
@@ -119,8 +152,7 @@ class Area:
         parts += self._slanted() if self.slanted else self._level()
         middle = (self.left + self.right) / 2
         parts.append(tag("text", x_label, x=middle, y=f"{self.bottom + 31 + self.lower:.0f}", text_anchor="middle"))
-        parts.append(tag("text", y_label, x="2", y=self.top - 10))
-        return join(*parts)
+        return join(*parts, None if y_label is None else tag("text", y_label, x="2", y=self.top - 10))
 
     @property
     def slanted(self) -> bool:

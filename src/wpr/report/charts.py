@@ -1,142 +1,269 @@
-"""Line charts as SVG text: no dependency, readable in light and dark, small enough to put in a page."""
+"""The page's charts: SVG coloured by its style sheet, with the numbers that its script shows on hover and focus."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-Series = Sequence[tuple[float, float]]
-"""Points from left to right."""
+from wpr.report.axes import HEIGHT, TOP, WIDTH, Area, Points
+from wpr.report.markup import Content, Markup, shown, tag
+from wpr.report.runs import Policy
+from wpr.report.tables import thinned
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#475569")
-"""Of the series, in order; told apart also by people who do not see all colours, with the dashes below."""
+COLOURS = 9
+"""Policies' colours in the style sheet; more policies than that share them."""
 
-DASHES = ("", "6 3", "2 2", "8 3 2 3")
-WIDTH, HEIGHT = 340, 230
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 36
+DASHES = 4
+POINTS = 6000
+"""Points that a chart draws at most, over all its lines."""
 
-STYLE = (
-    "<style>.wpr-chart{font:11px system-ui,sans-serif}.wpr-chart .t{font-weight:600;font-size:12px}"
-    ".wpr-chart text{fill:#1f2937}.wpr-chart .g{stroke:#9ca3af;stroke-opacity:.35}"
-    "@media (prefers-color-scheme:dark){.wpr-chart text{fill:#e5e7eb}.wpr-chart .back{fill:#111827}}</style>"
-)
-
-
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers, 1, 2 or 5 times a power of ten apart, that cover ``low`` to ``high`` without going beyond."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+SMOOTHED = 24
+"""Lines of at least so many points are drawn as a moving average over faint points."""
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The axes of a chart of `WIDTH` x `HEIGHT`: where values lie in the drawing."""
+class Line:
+    """A line or a trail of points with its name and looks."""
 
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
+    name: str
+    points: Points
+    colour: int = 0
+    dash: int = 0
+    neutral: bool = False
 
-    @classmethod
-    def around(cls, points: Series, x_margin: float = 0.0) -> Frame:
-        """Axes that hold all points, with a little room above and below."""
-        x_low, x_high = _range([x for x, _ in points], x_margin)
-        y_low, y_high = _range([y for _, y in points], margin=0.05)
-        return cls(x_low, x_high, y_low, y_high)
+    @property
+    def looks(self) -> str:
+        """Classes of the style sheet."""
+        return looks(self.colour, self.dash, self.neutral)
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point lies."""
-        return (
-            LEFT + (x - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - (y - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM),
+
+@dataclass
+class Charts:
+    """Collects what the script needs of every chart, by the chart's id."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def curves(self, identifier: str, title: str, lines: Sequence[Line], x_label: str = "step") -> Markup | None:
+        """Lines over training on shared axes; None where no line has a number."""
+        lines = _within_budget(lines)
+        area = Area.around([point for line in lines for point in line.points])
+        if area is None:
+            return None
+        drawn = []
+        for line in lines:
+            smooth = moving_average(line.points)
+            if smooth is not line.points:
+                drawn.append(tag("path", d=area.path(line.points), class_=f"raw {line.looks}"))
+            drawn.append(tag("path", d=area.path(smooth), class_=f"line {line.looks}"))
+            placed = [place for point in line.points if (place := area.place(*point)) is not None]
+            if len(placed) == 1:
+                x, y = placed[0]
+                drawn.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3.5", class_=f"dot {line.looks}"))
+        return self._figure(identifier, title, x_label, area, drawn, lines)
+
+    def trails(
+        self, identifier: str, title: str, trails: Sequence[Line], ends: Sequence[Line], x_label: str
+    ) -> Markup | None:
+        """Paths of policies through a plane, and where they ended as large marks with their names."""
+        trails = _within_budget(trails)
+        area = Area.around([point for line in (*trails, *ends) for point in line.points], x_margin=0.06)
+        if area is None:
+            return None
+        drawn = []
+        for line in trails:
+            finite = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
+            across = moving_average([(index, x) for index, (x, _) in enumerate(finite)])
+            upwards = moving_average([(index, y) for index, (_, y) in enumerate(finite)])
+            smooth = [(x, y) for (_, x), (_, y) in zip(across, upwards, strict=True)]
+            drawn.append(tag("path", d=area.path(smooth), class_=f"trail {line.looks}"))
+        for line in ends:
+            if (place := area.place(*line.points[0])) is not None:
+                mark = tag("path", d=_mark(*place, line.dash), class_=f"mark {line.looks}")
+                drawn.append(tag("g", mark, tag("title", line.name)))
+        return self._figure(identifier, title, x_label, area, drawn, ends)
+
+    def _figure(
+        self,
+        identifier: str,
+        title: str,
+        x_label: str,
+        area: Area,
+        drawn: Sequence[Markup],
+        lines: Sequence[Line],
+    ) -> Markup:
+        self.data[identifier] = {
+            "x": x_label,
+            "frame": {"left": area.left, "right": area.right, "top": area.top, "bottom": area.bottom, "width": WIDTH},
+            "xs": [area.x.low, area.x.high],
+            "ys": [area.y.low, area.y.high],
+            "lines": [
+                {
+                    "name": line.name,
+                    "looks": line.looks,
+                    "points": [[_short(x), _short(y)] for x, y in line.points if math.isfinite(x)],
+                }
+                for line in lines
+            ],
+        }
+        label = f"{title}, by {x_label}. {_ranges(lines)} Arrow keys read the values."
+        svg = tag(
+            "svg",
+            area.grid(x_label),
+            *drawn,
+            viewbox=f"0 {TOP - 12} {WIDTH} {HEIGHT - TOP + 12}",
+            class_="chart",
+            role="img",
+            tabindex="0",
+            aria_label=label,
+            id=identifier,
         )
-
-    def path(self, points: Series) -> str:
-        """A line through the points, with a gap where one is not finite."""
-        commands, pen = [], "M"
-        for x, y in points:
-            if not math.isfinite(y):
-                pen = "M"
-                continue
-            at_x, at_y = self.place(x, y)
-            commands.append(f"{pen}{at_x:.1f} {at_y:.1f}")
-            pen = "L"
-        return " ".join(commands)
-
-    def grid(self, x_label: str) -> str:
-        """Lines and numbers of both axes, and what the lower one counts."""
-        parts = []
-        for value in ticks(self.y_low, self.y_high):
-            _, y = self.place(self.x_low, value)
-            parts.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
-        for value in ticks(self.x_low, self.x_high):
-            x, _ = self.place(value, self.y_low)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(value)}</text>')
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
-        return "".join(parts)
+        return tag("figure", tag("figcaption", title), svg, class_="panel")
 
 
-def line_chart(title: str, series: Mapping[str, Series], x_label: str = "step") -> str:
-    """One chart as an SVG group of `WIDTH` x `HEIGHT`. Points that are not finite leave a gap.
-
-    Series keep their colour and dash by their place in the mapping, so that charts of one page agree.
-    """
-    points = [(x, y) for values in series.values() for x, y in values if math.isfinite(y)]
-    if not points:
-        return f'<g><text class="t" x="{LEFT}" y="18">{escape(title)}</text><text x="{LEFT}" y="60">no data</text></g>'
-    frame = Frame.around(points)
-    parts = [f'<text class="t" x="{LEFT}" y="18">{escape(title)}</text>', frame.grid(x_label)]
-    for index, (name, values) in enumerate(series.items()):
-        parts.append(f'<path d="{frame.path(values)}" {_stroke(index)}><title>{escape(name)}</title></path>')
-    return f"<g>{''.join(parts)}</g>"
+def looks(colour: int, dash: int = 0, neutral: bool = False) -> str:
+    """Classes for a policy's colour and its run's dash."""
+    return "neutral" if neutral else f"c{colour % COLOURS} d{dash % DASHES}"
 
 
-def panels(charts: Sequence[str], names: Sequence[str], columns: int = 3) -> str:
-    """Charts side by side under one legend, as an SVG document."""
-    rows = math.ceil(len(charts) / columns)
-    width, height = columns * WIDTH, rows * HEIGHT + 28
-    legend, at = [], LEFT
-    for index, name in enumerate(names):
-        legend.append(f'<line x1="{at}" x2="{at + 24}" y1="14" y2="14" {_stroke(index)}/>')
-        legend.append(f'<text x="{at + 30}" y="18">{escape(name)}</text>')
-        at += 44 + 7 * len(name)
-    placed = (
-        f'<g transform="translate({index % columns * WIDTH},{28 + index // columns * HEIGHT})">{chart}</g>'
-        for index, chart in enumerate(charts)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="wpr-chart" viewBox="0 0 {width} {height}" role="img" '
-        f'width="{width}" height="{height}">{STYLE}'
-        f'<rect class="back" width="{width}" height="{height}" fill="#ffffff"/>'
-        f"{''.join(legend)}{''.join(placed)}</svg>\n"
-    )
+def swatch(name: str, looked: str) -> Markup:
+    """A name with its colour before it."""
+    line = tag("line", x1="1", x2="21", y1="6", y2="6")
+    sample = tag("svg", line, width="22", height="12", class_=f"swatch {looked}", aria_hidden="true")
+    return tag("span", sample, name, class_="named")
 
 
-def number(value: float) -> str:
-    """A tick's number, short."""
-    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.6g}"
+def policy_name(policy: Policy) -> Markup:
+    """A policy's name with its colour before it."""
+    return swatch(policy.name, looks(policy.colour, policy.dash))
 
 
-def _range(values: Sequence[float], margin: float = 0.0) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    if low == high:
-        low, high = low - (abs(low) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
-    return low - margin * (high - low), high + margin * (high - low)
+def legend(names: Sequence[Markup]) -> Markup:
+    """Names with their colours in one line."""
+    return tag("p", *names, class_="legend")
 
 
-def _stroke(index: int) -> str:
-    dash = DASHES[index % len(DASHES)]
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'fill="none" stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="1.8"{dashes}'
+@dataclass(frozen=True)
+class Interval:
+    """A row of an interval chart: a share with its interval. looks: of the mark. note: the numbers, to read."""
+
+    label: Content
+    rate: float
+    low: float
+    high: float
+    looks: str
+    note: str
+
+
+def interval_chart(rows: Sequence[Interval]) -> Markup:
+    """Shares from 0 to 100% with their intervals, one a row, a line at one half."""
+    drawn = []
+    for row in rows:
+        svg = tag(
+            "svg",
+            *(_upright(f"{at}%", "0", "100%", "half" if at == 50 else "g") for at in QUARTERS),
+            tag(
+                "svg",
+                tag("line", x1=_share(row.low), x2=_share(row.high), y1="0", y2="0", class_="bar"),
+                *(_upright(_share(end), "-5", "5", "bar") for end in (row.low, row.high)),
+                tag("circle", cx=_share(row.rate), cy="0", r="5.5", class_="dot"),
+                y="50%",
+                overflow="visible",
+            ),
+            class_=f"interval {row.looks}",
+            aria_hidden="true",
+        )
+        drawn.append(_row(row.label, svg, row.note))
+    ticks = [
+        tag("text", f"{at}%", x=f"{at}%", y="12", text_anchor="start" if at == 0 else "end" if at == 100 else "middle")
+        for at in (0, 50, 100)
+    ]
+    axis = tag("svg", *ticks, class_="interval axis", aria_hidden="true")
+    drawn.append(_row("", axis, "", "row last"))
+    return tag("div", *drawn, class_="rows")
+
+
+QUARTERS = (0, 25, 50, 75, 100)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a bar chart: parts ``(classes, size)`` after each other. note: the numbers, to read."""
+
+    label: Content
+    parts: Sequence[tuple[str, float]]
+    note: str
+
+
+def bar_chart(rows: Sequence[Bar]) -> Markup:
+    """Bars on one scale, each of one or several parts."""
+    longest = max((sum(size for _, size in row.parts) for row in rows), default=0.0) or 1.0
+    drawn = []
+    for row in rows:
+        at, parts = 0.0, []
+        for classes, size in row.parts:
+            x, width = _share(at / longest), _share(size / longest)
+            parts.append(tag("rect", x=x, y="4", width=width, height="16", class_=classes))
+            at += size
+        drawn.append(_row(row.label, tag("svg", *parts, class_="interval", aria_hidden="true"), row.note))
+    return tag("div", *drawn, class_="rows")
+
+
+def _row(label: Content, drawn: Markup, note: str, classes: str = "row") -> Markup:
+    return tag("div", tag("span", label, class_="label"), drawn, tag("span", note, class_="value"), class_=classes)
+
+
+def _upright(x: str, top: str, bottom: str, classes: str) -> Markup:
+    return tag("line", x1=x, x2=x, y1=top, y2=bottom, class_=classes)
+
+
+def moving_average(points: Points) -> Points:
+    """Means over a window of about a tenth of the points around each; the points themselves where there are few."""
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    if len(finite) < SMOOTHED:
+        return points
+    half = max(2, len(finite) // 20)
+    sums = [0.0]
+    for _, y in finite:
+        sums.append(sums[-1] + y)
+    found = []
+    for index, (x, _) in enumerate(finite):
+        first, last = max(0, index - half), min(len(finite), index + half + 1)
+        found.append((x, (sums[last] - sums[first]) / (last - first)))
+    return found
+
+
+def _within_budget(lines: Sequence[Line]) -> list[Line]:
+    most = max(20, POINTS // max(1, len(lines)))
+    return [replace(line, points=thinned(line.points, most)) for line in lines if line.points]
+
+
+def _mark(x: float, y: float, run: int) -> str:
+    """The outline of a mark: circle, square, diamond, triangle, by run."""
+    kind = run % DASHES
+    if kind == 0:
+        return f"M{x - 6:.1f} {y:.1f}a6 6 0 1 0 12 0a6 6 0 1 0 -12 0z"
+    if kind == 1:
+        return f"M{x - 5.5:.1f} {y - 5.5:.1f}h11v11h-11z"
+    if kind == 2:
+        return f"M{x:.1f} {y - 7.5:.1f}l7.5 7.5l-7.5 7.5l-7.5 -7.5z"
+    return f"M{x:.1f} {y - 7:.1f}l7 12.5h-14z"
+
+
+def _ranges(lines: Sequence[Line]) -> str:
+    ranges = []
+    for line in lines[:8]:
+        finite = [y for _, y in line.points if math.isfinite(y)]
+        if finite:
+            first, last = (shown(y) for y in (finite[0], finite[-1]))
+            ranges.append(f"{line.name}: {last}." if len(finite) == 1 else f"{line.name}: from {first} to {last}.")
+    return " ".join(ranges)
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.2f}%"
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

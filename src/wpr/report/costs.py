@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wpr.report.figures import Bar, bar_chart, looks, policy_name
+from wpr.report.charts import Bar, bar_chart, looks, policy_name
 from wpr.report.markup import Markup, duration, join, paragraph, shown, tag
 from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wpr.report.charts import line_chart, panels
-from wpr.report.figures import Charts, Line, legend, policy_name
-from wpr.report.markup import join, paragraph, tag
+from wpr.report.axes import HEIGHT, LEFT, WIDTH, Area, Points
+from wpr.report.charts import Charts, Line, legend, policy_name
+from wpr.report.markup import Markup, join, paragraph, tag
+from wpr.report.plots import COLOURS, document
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 from wpr.runs.tolerant import finite
@@ -24,6 +26,9 @@ CURVES = {
 
 PAGE_CURVES = {"score": CURVES["score"], "gold": "gold score of responses"} | CURVES
 """Those of the page: gold is there only where a run has a gold scorer."""
+
+DASHES = (None, "6 3", "2 2", "8 3 2 3")
+"""Of the series, in order, beside the colours."""
 
 
 def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -42,6 +47,40 @@ def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         }
         charts.append(line_chart(title, series))
     return panels(charts, list(runs))
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_label: str = "step") -> Markup:
+    """One chart as an SVG group of `WIDTH` x `HEIGHT`. Points that are not finite leave a gap.
+
+    Series keep their colour and dash by their place in the mapping, so that charts of one page agree.
+    """
+    heading = tag("text", title, x=LEFT, y=18, class_="t")
+    area = Area.around([point for points in series.values() for point in points])
+    if area is None:
+        return tag("g", heading, tag("text", "no data", x=LEFT, y=60))
+    lines = [
+        tag("path", tag("title", name), d=area.path(points), **_stroke(index))
+        for index, (name, points) in enumerate(series.items())
+    ]
+    return tag("g", heading, area.grid(x_label), *lines)
+
+
+def panels(charts: Sequence[Markup], names: Sequence[str], columns: int = 3) -> str:
+    """Charts side by side under one legend, as an SVG document."""
+    drawn, at = [], LEFT
+    for index, name in enumerate(names):
+        drawn.append(tag("line", x1=at, x2=at + 24, y1=14, y2=14, **_stroke(index)))
+        drawn.append(tag("text", name, x=at + 30, y=18))
+        at += 44 + 7 * len(name)
+    for index, chart in enumerate(charts):
+        row, column = divmod(index, columns)
+        drawn.append(tag("g", chart, transform=f"translate({column * WIDTH},{28 + row * HEIGHT})"))
+    return document(join(*drawn), columns * WIDTH, math.ceil(len(charts) / columns) * HEIGHT + 28)
+
+
+def _stroke(index: int) -> dict[str, str | None]:
+    colour, dash = f"c{index % len(COLOURS)}", DASHES[index % len(DASHES)]
+    return {"fill": "none", "stroke_width": "1.8", "stroke_dasharray": dash, "class_": f"stroke {colour}"}
 
 
 def training_section(findings: ReportData) -> Section:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from wpr.report.charts import Charts, Line, legend, policy_name, swatch
 from wpr.report.comparisons import MEASURES, SFT
-from wpr.report.figures import Charts, Line, legend, policy_name, swatch
 from wpr.report.markup import Markup, join, paragraph, tag
 from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wpr.findings import Figure, Series
-from wpr.report.axes import CHARACTER, Area, Axis
-from wpr.report.charts import COLOURS, number
+from wpr.report.axes import CHARACTER, HEIGHT, TOP, WIDTH, Area, Axis, Points, number
 from wpr.report.markup import Markup, join, paragraph, shown, tag
 from wpr.report.tables import thinned
 
-WIDTH, HEIGHT = 340, 236
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 28, 38
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#475569")
+"""Of the series, in order; also people who do not see all colours can tell them apart."""
+
 POINTS = 4000
 """Points that a scatter draws at most, over all its series; evenly spaced ones of more."""
 
@@ -63,13 +62,18 @@ def draw_figure(figure: Figure) -> str:
         at += width
     top += 16 * (line + 1) if named else 0
     height = round(top - 12 + drawing.height)
-    back = tag("rect", width=WIDTH, height=height, fill="#ffffff", class_="back")
     moved = tag("g", drawing.body, transform=f"translate(0,{top - 12:.0f})")
-    document = tag(
-        "svg", Markup(STYLE), back, *head, moved, viewbox=f"0 0 {WIDTH} {height}", width=2 * WIDTH, height=2 * height,
-        class_="wpr-plot", role="img", aria_label=_told(figure),
+    return document(join(*head, moved), WIDTH, height, 2, _description(figure))
+
+
+def document(body: Markup, width: int, height: int, scale: int = 1, description: str | None = None) -> str:
+    """An SVG document of its own, readable in light and dark, shown ``scale`` times as large as it is drawn."""
+    back = tag("rect", width=width, height=height, fill="#ffffff", class_="back")
+    svg = tag(
+        "svg", Markup(STYLE), back, body, viewbox=f"0 0 {width} {height}", width=scale * width, height=scale * height,
+        class_="wpr-plot", role="img", aria_label=description,
     )  # fmt: skip
-    return document.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
 def figure_panel(figure: Figure, identifier: str) -> Markup:
@@ -77,7 +81,7 @@ def figure_panel(figure: Figure, identifier: str) -> Markup:
     drawing = draw(figure)
     svg = tag(
         "svg", drawing.body, viewbox=f"0 4 {WIDTH} {drawing.height - 4:.0f}", class_="chart plot", role="img",
-        aria_label=_told(figure), id=identifier,
+        aria_label=_description(figure), id=identifier,
     )  # fmt: skip
     names = [tag("span", _sample(index), name, class_="named") for index, name in _names(figure)]
     legend = tag("p", *names, class_="legend small") if names else None
@@ -118,7 +122,7 @@ def _plane(figure: Figure, categories: list[str] | None) -> Drawing | None:
     y_axis = Axis.around(y_values, figure.log_y, 0.0 if floor else 0.05, [*marks["y"], *floor])
     if x_axis is None or y_axis is None:
         return None
-    area = Area(x_axis, y_axis, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
+    area = Area(x_axis, y_axis)
     drawn: list[Markup | None] = [area.grid(figure.x_label, figure.y_label)]
     most = max(50, POINTS // max(1, len(series)))
     whole = area
@@ -143,7 +147,7 @@ def _plane(figure: Figure, categories: list[str] | None) -> Drawing | None:
     return Drawing(join(*drawn), HEIGHT + round(whole.lower))
 
 
-def _points(one: Series, categories: list[str] | None) -> list[tuple[float, float]]:
+def _points(one: Series, categories: list[str] | None) -> Points:
     if categories is not None:
         places = {name: float(index) for index, name in enumerate(categories)}
         return [(places[str(x)], y) for x, y in zip(one.x, one.y, strict=False)]
@@ -154,9 +158,7 @@ def _edges(one: Series) -> list[float]:
     return [float(edge) for edge in one.x]
 
 
-def _cloud(
-    area: Area, points: Sequence[tuple[float, float]], look: str, size: float = 2.0, opacity: float = 0.7
-) -> Markup:
+def _cloud(area: Area, points: Points, look: str, size: float, opacity: float) -> Markup:
     """Points, fainter where they are many."""
     faint = opacity if len(points) < 400 or opacity == 1 else max(0.15, opacity * (400 / len(points)) ** 0.5)
     placed = [found for point in points if (found := area.place(*point)) is not None]
@@ -177,7 +179,7 @@ def _steps(area: Area, one: Series, look: str) -> Markup:
     return join(filling, tag("path", d=path, fill="none", stroke_width="1.5", class_=f"stroke {look}"))
 
 
-def _whiskers(area: Area, one: Series, points: Sequence[tuple[float, float]], look: str) -> Markup | None:
+def _whiskers(area: Area, one: Series, points: Points, look: str) -> Markup | None:
     if one.low is None or one.high is None:
         return None
     drawn = []
@@ -343,11 +345,11 @@ def _rows(figure: Figure) -> list[str]:
     return rows
 
 
-def _told(figure: Figure) -> str:
+def _description(figure: Figure) -> str:
     """The figure in words, for those who do not see it."""
-    told = []
+    ranges = []
     for one in figure.series[:8]:
         finite = [y for y in one.y if math.isfinite(y)]
         if finite:
-            told.append(f"{one.name}: {len(finite)} values from {shown(min(finite))} to {shown(max(finite))}.")
-    return f"{figure.title}. {figure.y_label} by {figure.x_label}. {' '.join(told)}"
+            ranges.append(f"{one.name}: {len(finite)} values from {shown(min(finite))} to {shown(max(finite))}.")
+    return f"{figure.title}. {figure.y_label} by {figure.x_label}. {' '.join(ranges)}"

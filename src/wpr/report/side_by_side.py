@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wpr.report.charts import looks
 from wpr.report.comparisons import SFT
-from wpr.report.figures import looks
 from wpr.report.markup import Markup, join, paragraph, shown, tag
 from wpr.report.runs import Response
 from wpr.report.section import ReportData, Section

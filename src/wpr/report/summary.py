@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wpr.report.charts import policy_name, swatch
 from wpr.report.comparisons import against_sft
-from wpr.report.figures import policy_name, swatch
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
 from wpr.report.runs import Run
 from wpr.report.section import ReportData, Section

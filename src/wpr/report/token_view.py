@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wpr.report.figures import looks
+from wpr.report.charts import looks
 from wpr.report.markup import join, paragraph, shown, tag
 from wpr.report.runs import Policy, prompt_text
 from wpr.report.section import ReportData, Section

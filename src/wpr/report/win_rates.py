@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from wpr.report.charts import Interval, interval_chart, looks, policy_name
 from wpr.report.comparisons import MEASURES, PolicyComparison, against_each_other, against_sft
-from wpr.report.figures import Interval, interval_chart, looks, policy_name
 from wpr.report.markup import DASH, Markup, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
