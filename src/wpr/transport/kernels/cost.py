@@ -186,9 +186,9 @@ def _panel_kernel(
     token0 = tl.load(ids + position * n + i0, mask=i0 < n, other=-1)
     token1 = tl.load(ids + position * n + i1, mask=i1 < n, other=-1)
     token2 = tl.load(ids + position * n + i2, mask=i2 < n, other=-1)
-    rows0 = embeddings + tl.maximum(token0, 0) * row_stride
-    rows1 = embeddings + tl.maximum(token1, 0) * row_stride
-    rows2 = embeddings + tl.maximum(token2, 0) * row_stride
+    rows0 = (embeddings + tl.maximum(token0, 0) * row_stride)[:, None]
+    rows1 = (embeddings + tl.maximum(token1, 0) * row_stride)[:, None]
+    rows2 = (embeddings + tl.maximum(token2, 0) * row_stride)[:, None]
     dot00 = tl.zeros([TILE, TILE], tl.float32)
     dot01 = tl.zeros([TILE, TILE], tl.float32)
     dot11 = tl.zeros([TILE, TILE], tl.float32)
@@ -196,11 +196,10 @@ def _panel_kernel(
     dot12 = tl.zeros([TILE, TILE], tl.float32)
     dot22 = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, width, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        inside = column[None, :] < width
-        x0 = tl.load(rows0[:, None] + column[None, :], mask=inside & (token0 >= 0)[:, None], other=0.0)
-        x1 = tl.load(rows1[:, None] + column[None, :], mask=inside & (token1 >= 0)[:, None], other=0.0)
-        x2 = tl.load(rows2[:, None] + column[None, :], mask=inside & (token2 >= 0)[:, None], other=0.0)
+        column = start + tl.arange(0, COLUMNS)[None, :]
+        x0 = tl.load(rows0 + column, mask=(column < width) & (token0 >= 0)[:, None], other=0.0)
+        x1 = tl.load(rows1 + column, mask=(column < width) & (token1 >= 0)[:, None], other=0.0)
+        x2 = tl.load(rows2 + column, mask=(column < width) & (token2 >= 0)[:, None], other=0.0)
         dot00 = tl.dot(x0, tl.trans(x0), dot00)
         dot01 = tl.dot(x0, tl.trans(x1), dot01)
         dot11 = tl.dot(x1, tl.trans(x1), dot11)
@@ -374,7 +373,6 @@ def _near_kernel(
         marked_rows = tl.max((cost < 0).to(tl.int32), axis=1)
         left = tl.sum(marked_rows, axis=0)
         row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
-        y_rows = embeddings + row_j * row_stride
         radius_j = tl.load(radius + row_j)
         while left > 0:
             row = tl.argmax(marked_rows, axis=0)
@@ -382,31 +380,12 @@ def _near_kernel(
             own = tl.load(ids + entry)
             marked = tl.load(out + entry * out_stride + j, mask=(j > entry) & (j < n), other=0.0) < 0
             number = tl.sum(marked.to(tl.int32), axis=0)
-            sums = tl.zeros([TILE], tl.float64)
             if number <= FEW:
-                # Of each the whole difference at once: what takes the time is waiting for the rows.
-                to_do = marked.to(tl.int32)
-                while number > 0:
-                    place = tl.argmax(to_do, axis=0)
-                    is_place = tl.arange(0, TILE) == place
-                    other = tl.load(ids + second * TILE + place)
-                    total = tl.zeros([], tl.float64)
-                    for start in range(0, width, WIDE):
-                        column = start + tl.arange(0, WIDE)
-                        x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)
-                        y = tl.load(embeddings + other * row_stride + column, mask=column < width, other=0.0)
-                        total += tl.sum(_squared_difference(x, y, weight + own, weight + other, COSINE), axis=0)
-                    sums = tl.where(is_place, total, sums)
-                    to_do = tl.where(is_place, 0, to_do)
-                    number -= 1
+                sums = _few_distances(
+                    own, ids + second * TILE, marked, number, embeddings, weight, width, row_stride, COSINE, TILE, WIDE
+                )
             else:
-                for start in range(0, width, COLUMNS):
-                    column = start + tl.arange(0, COLUMNS)
-                    mask = marked[:, None] & (column < width)[None, :]
-                    x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)[None, :]
-                    y = tl.load(y_rows[:, None] + column[None, :], mask=mask, other=0.0)
-                    squares = _squared_difference(x, y, weight + own, (weight + row_j)[:, None], COSINE)
-                    sums += tl.sum(squares, axis=1)
+                sums = _many_distances(own, row_j, marked, embeddings, weight, width, row_stride, COSINE, TILE, COLUMNS)
             distance = sums * 0.5 if COSINE else tl.sqrt(sums)
             reach = tl.maximum(tl.load(radius + own), radius_j) * slack
             exact = tl.where(distance <= reach, distance.to(tl.float32) * factor, float("inf"))
@@ -414,6 +393,65 @@ def _near_kernel(
             tl.store(out + j * out_stride + entry, exact, mask=marked)
             marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
             left -= 1
+
+
+@triton.jit
+def _few_distances(
+    own,
+    ids,
+    marked,
+    number,
+    embeddings,
+    weight,
+    width,
+    row_stride,
+    COSINE: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Squared distances ``(TILE,)`` of the token ``own`` to the marked ones, one after the other."""
+    sums = tl.zeros([TILE], tl.float64)
+    # Of each the whole difference at once: what takes the time is waiting for the rows.
+    to_do = marked.to(tl.int32)
+    while number > 0:
+        place = tl.argmax(to_do, axis=0)
+        is_place = tl.arange(0, TILE) == place
+        other = tl.load(ids + place)
+        total = tl.zeros([], tl.float64)
+        for start in range(0, width, WIDE):
+            column = start + tl.arange(0, WIDE)
+            x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)
+            y = tl.load(embeddings + other * row_stride + column, mask=column < width, other=0.0)
+            total += tl.sum(_squared_difference(x, y, weight + own, weight + other, COSINE), axis=0)
+        sums = tl.where(is_place, total, sums)
+        to_do = tl.where(is_place, 0, to_do)
+        number -= 1
+    return sums
+
+
+@triton.jit
+def _many_distances(
+    own,
+    others,
+    marked,
+    embeddings,
+    weight,
+    width,
+    row_stride,
+    COSINE: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Squared distances ``(TILE,)`` of the token ``own`` to the marked ones, all at once."""
+    sums = tl.zeros([TILE], tl.float64)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        mask = marked[:, None] & (column < width)[None, :]
+        x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)[None, :]
+        y = tl.load((embeddings + others * row_stride)[:, None] + column[None, :], mask=mask, other=0.0)
+        squares = _squared_difference(x, y, weight + own, (weight + others)[:, None], COSINE)
+        sums += tl.sum(squares, axis=1)
+    return sums
 
 
 @triton.jit

@@ -114,11 +114,20 @@ def _sums_kernel(
     log_p = x - log_total_p
     log_q = y - log_total_q
     d = tl.where(possible, (x - y) - (log_total_p - log_total_q), 0.0)
+    terms, offset = _terms(log_p, log_q, d, alpha, KIND)
+    # A row with a NaN is refused by its log-sum-exp; what its sums are does not matter.
+    tl.store(out_terms + program, tl.sum(tl.where(possible, terms, 0.0), axis=0))
+    tl.store(out_offset + program, tl.sum(tl.where(possible, offset, 0.0), axis=0))
+
+
+@triton.jit
+def _terms(log_p, log_q, d, alpha, KIND: tl.constexpr):
+    """Each token's term of the divergence and of what the penalty is shifted by; ``d`` is log p - log q."""
     p = tl.exp(log_p)
     q = tl.exp(log_q)
     if KIND == 0:  # reverse KL
         terms = _weighted(p, d) - p + q
-        offset = tl.zeros([SIZE], tl.float32)
+        offset = tl.zeros_like(p)
     elif KIND == 1:  # forward KL
         offset = _weighted(q, -d)
         terms = offset - q + p
@@ -146,9 +155,7 @@ def _sums_kernel(
     else:
         terms = _weighted(p, d)
         offset = -_weighted(p, log_p)
-    # A row with a NaN is refused by its log-sum-exp; what its sums are does not matter.
-    tl.store(out_terms + program, tl.sum(tl.where(possible, terms, 0.0), axis=0))
-    tl.store(out_offset + program, tl.sum(tl.where(possible, offset, 0.0), axis=0))
+    return terms, offset
 
 
 @triton.jit

@@ -8,73 +8,122 @@ multiplied by lam included, so that one operation is left:
 It appears once in the program: a loop whose *phase* says which x comes next and what y is for. So the instructions fit
 the cache, and any solver is a list of phases. A program stops when its own problem is done.
 
-The sum needs a shift near its largest term to be safe. That is the last y of the same phase, which after the first
-iterations differs little; where it does not serve (the sum is beyond 2^60 either way), the largest term is looked up.
-So there is one exponential an entry and a search for the maximum only in the beginning: as exact as the log domain, for
-every cost.
-
-Two ways to the sums. Usually costs are read as `neighbour_lists`, and the program works in their order. Problems that
-are marked as dense read the matrix, in panels of rows; supports of 2^m + 2 entries, which n = 258 is, are a matrix of
-2^m and a border of two entries. The kernel is launched once for each way, and a program without work ends at once.
-
-Vectors that all threads need go through a few rows of memory that belong to the program, with barriers between.
+`log_sums` has that sum, and its two ways to the costs. The kernel is launched once for each way, and a program without
+work ends at once.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
+from wpr.transport.kernels.log_sums import list_log_sums, lists_of, matrix_log_sums
 from wpr.transport.sinkhorn import RAMP, STRIKES
 
 # The phases of the kernel. The first four are also the rows in which it remembers its last results.
 _SELF_A, _SELF_B, _TO_F, _TO_G, _LAST_G, _LAST_F, _ANSWER, _DONE = (tl.constexpr(i) for i in range(8))
 SCRATCH_ROWS = tl.constexpr(6)
 _RAMP, _STRIKES = tl.constexpr(RAMP), tl.constexpr(STRIKES)
-_LEAST, _MOST = tl.constexpr(8.7e-19), tl.constexpr(1.15e18)
-"""2^-60 and 2^60."""
 
 
-@triton.jit(do_not_specialize=["group_width", "log_a", "log_b", "out_g", "out_own_a", "out_own_b", "out_change"])
+class Matrix(NamedTuple):
+    """The costs ``(P, n, n)``, whose rows lie side by side."""
+
+    cost: Any
+    problem_stride: Any
+    row_stride: Any
+
+
+class Settings(NamedTuple):
+    """Numbers that are the same for all problems.
+
+    k: lam / log 2; same_k: once more, see `_row_log_sums`. tau: rho / (rho + 1/lam), 1 for balanced marginals.
+    full, window, enough, ceiling: `sinkhorn.relaxation_schedule`. log_tiny: masses are no smaller.
+    own_tolerance: of self-transports. log_floor: to base 2.
+    """
+
+    k: Any
+    same_k: Any
+    inverse_lam_rho: Any
+    tau: Any
+    full: Any
+    window: Any
+    enough: Any
+    ceiling: Any
+    log_tiny: Any
+    iterations: Any
+    tolerance: Any
+    own_tolerance: Any
+    log_floor: Any
+
+
+class Results(NamedTuple):
+    """Where results go: four ``(P, n)`` potentials in units of cost, and four ``(P,)``."""
+
+    f: Any
+    g: Any
+    own_a: Any
+    own_b: Any
+    count: Any
+    converged: Any
+    error: Any
+    change: Any
+
+
+class Masses(NamedTuple):
+    """One problem's log masses to base 2, ``(SIZE,)``; real: whether there is an entry at all."""
+
+    a: Any
+    b: Any
+    real: Any
+
+
+class State(NamedTuple):
+    """Where a problem stands.
+
+    phase: what the next sums are for. x: ``(SIZE,)`` what they are of.
+    f, g: potentials of the transport between the two. s: of the self-transport that comes now, or was the last.
+    own_a: of the first self-transport, when it is done.
+    count: iterations of the solver that is at work. converged, error, change: as in `Solution`.
+    """
+
+    phase: Any
+    x: Any
+    f: Any
+    g: Any
+    s: Any
+    own_a: Any
+    count: Any
+    converged: Any
+    error: Any
+    change: Any
+
+
+class Relaxation(NamedTuple):
+    """The over-relaxation of `sinkhorn.Relaxation`, of one problem; residual: how far f was from its answer."""
+
+    residual: Any
+    excess: Any
+    before: Any
+    first: Any
+    strikes: Any
+    omega: Any
+
+
+@triton.jit(do_not_specialize=["log_a", "log_b"])
 def iterate(
-    cost,
-    order,
-    group_first,
-    group_width,
-    list_index,
-    list_cost,
-    is_dense,
+    matrix,
+    lists,
     log_a,
     log_b,
-    out_f,
-    out_g,
-    out_own_a,
-    out_own_b,
-    out_count,
-    out_converged,
-    out_error,
-    out_change,
+    results,
     scratch,
     n,
-    problem_stride,
-    row_stride,
-    slots,
-    groups,
-    k,
-    same_k,
-    inverse_lam_rho,
-    tau,
-    full,
-    window,
-    enough,
-    ceiling,
-    log_tiny,
-    iterations,
-    tolerance,
-    own_tolerance,
-    log_floor,
+    settings,
     FLOOR: tl.constexpr,
     OWN: tl.constexpr,
     CROSS: tl.constexpr,
@@ -87,350 +136,246 @@ def iterate(
     PANEL: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """OWN: how many self-transports come first. CROSS: 0 none, 1 unbalanced, 2 balanced."""
+    """OWN: how many self-transports come first. CROSS: 0 none, 1 unbalanced, 2 balanced. LISTS: which of the two ways
+    to the sums; problems of the other way are left alone.
+    """
     problem = tl.program_id(0).to(tl.int64)
-    mine = tl.load(is_dense + problem) == 0 if LISTS else tl.load(is_dense + problem) != 0
+    mine = tl.load(lists.dense + problem) == 0 if LISTS else tl.load(lists.dense + problem) != 0
     scratch += problem * (SCRATCH_ROWS * SIZE)
-    xs = scratch + 4 * SIZE
-    ys = scratch + 5 * SIZE
-    to_bits = 1.4426950408889634
-    unit = 1.0 / k  # potentials in units of cost
     place = tl.arange(0, SIZE)
+    entry = place
     if LISTS:
-        order += problem * groups * GROUP
-        group_first += problem * groups
-        group_width += problem * groups
-        list_index += problem * slots
-        list_cost += problem * slots
-        entry = tl.load(order + place, mask=place < groups * GROUP, other=n)
-    else:
-        cost += problem * problem_stride
-        entry = place
-
+        lists = lists_of(lists, problem, GROUP)
+        entry = tl.load(lists.order + place, mask=place < lists.groups * GROUP, other=n)
+    cost = matrix.cost + problem * matrix.problem_stride
     inside = entry < tl.where(mine, n, 0)
-    a = tl.load(log_a + problem * n + entry, mask=inside, other=-float("inf"))
-    b = tl.load(log_b + problem * n + entry, mask=inside, other=-float("inf"))
-    real = (a != -float("inf")) | (b != -float("inf"))
-    a = tl.where(real, tl.where(a < log_tiny, log_tiny, a) * to_bits, -float("inf"))
-    b = tl.where(real, tl.where(b < log_tiny, log_tiny, b) * to_bits, -float("inf"))
-    if LISTS:
-        used = tl.max(tl.where(real, place + 1, 0), axis=0)
-    else:
-        used = tl.max(tl.where(real & (place < CORE), place + 1, 0), axis=0)
+    masses = _masses(log_a + problem * n, log_b + problem * n, entry, inside, settings)
+    used = tl.max(tl.where(masses.real & (LISTS | (place < CORE)), place + 1, 0), axis=0)
     for remembered in tl.static_range(4):
         tl.store(scratch + remembered * SIZE + place, tl.zeros([SIZE], tl.float32))
 
+    vectors = scratch + 4 * SIZE
+    state = _start(masses, mine, settings, OWN, CROSS, SIZE)
+    relaxation = Relaxation(0.0, settings.full, float("inf"), 0.0, 0, 1.0)
+    while state.phase != _DONE:
+        shifts = _shifts(state.phase, scratch, SIZE)
+        if LISTS:
+            y = list_log_sums(lists, state.x, shifts, vectors, masses.real, used, settings.k, SIZE, GROUP, DEPTH)
+        else:
+            y = matrix_log_sums(
+                cost, matrix.row_stride, state.x, shifts, vectors, masses.real, used, n, settings.k, settings.same_k,
+                SIZE, CORE, BORDER, PANEL, EVEN,
+            )  # fmt: skip
+        tl.store(shifts + place, y)
+        if state.phase <= _SELF_B:
+            state = _self_step(state, y, masses, settings, OWN)
+        elif CROSS == 2:
+            state = _balanced_step(state, y, masses, settings, FLOOR)
+        elif CROSS == 1:
+            state, relaxation = _unbalanced_step(state, relaxation, y, masses, settings)
+
+    _write(results, state, problem, problem * n + entry, inside, mine, masses.real, settings, FLOOR, OWN, CROSS)
+
+
+@triton.jit
+def _masses(log_a, log_b, entry, inside, settings):
+    """The masses of one problem's entries, in the order of its places."""
+    to_bits = 1.4426950408889634
+    a = tl.load(log_a + entry, mask=inside, other=-float("inf"))
+    b = tl.load(log_b + entry, mask=inside, other=-float("inf"))
+    real = (a != -float("inf")) | (b != -float("inf"))
+    tiny = settings.log_tiny
+    a = tl.where(real, tl.where(a < tiny, tiny, a) * to_bits, -float("inf"))
+    b = tl.where(real, tl.where(b < tiny, tiny, b) * to_bits, -float("inf"))
+    return Masses(a, b, real)
+
+
+@triton.jit
+def _start(masses, mine, settings, OWN: tl.constexpr, CROSS: tl.constexpr, SIZE: tl.constexpr):
+    """The first phase and its x; `_DONE` where the problem is not this program's."""
     f = tl.zeros([SIZE], tl.float32)
     g = tl.zeros([SIZE], tl.float32)
-    own_a = tl.zeros([SIZE], tl.float32)
-    weight = 2.0 / (2.0 + tau)
-    alone = -tau / (1.0 + tau)  # the solution where nothing can be transported
-    s = tl.where(real, a * alone, 0.0)
+    s = _alone(masses.a, masses.real, settings.tau)
     if OWN > 0:
-        phase = _SELF_A
-        x = a + s
-    elif CROSS == 2:
-        phase = _TO_F
-        g = tl.where(real, 0.0, -float("inf"))
-        x = g
+        phase = tl.where(mine, _SELF_A, _DONE)
+        x = masses.a + s
     else:
-        phase = _TO_F
-        x = b
-    count = 0
-    converged = 0
-    error = float("inf")
-    change = float("inf")
-    residual = 0.0
-    excess = full
-    before = float("inf")
-    first = 0.0
-    strikes = 0
-    omega = 1.0
+        phase = tl.where(mine, _TO_F, _DONE)
+        x = masses.b
+        if CROSS == 2:
+            g = tl.where(masses.real, 0.0, -float("inf"))
+            x = g
+    return State(phase, x, f, g, s, tl.zeros([SIZE], tl.float32), 0, 0, float("inf"), float("inf"))
 
-    if mine == 0:
-        phase = _DONE
 
-    while phase != _DONE:
-        # y = log2 sum_j 2^(x_j - k C_ij), shifted by what it was the last time in this phase.
-        shift_row = phase
-        if phase >= _LAST_G:
-            shift_row = tl.where(phase == _LAST_F, _TO_F, _TO_G)
-        shifts = scratch + shift_row * SIZE
-        if LISTS:
-            tl.debug_barrier()
-            for group in range(0, used, GROUP):
-                _group_sums(
-                    group, group_first, group_width, list_index, list_cost, x, shifts, ys, k, GROUP, DEPTH, False
-                )  # fmt: skip
-            tl.debug_barrier()
-            sums = tl.load(ys + place, mask=real, other=1.0)
-            y = tl.load(shifts + place) + tl.log2(sums)
-            if tl.min(((sums > _LEAST) & (sums < _MOST)).to(tl.int32), axis=0) == 0:
-                tl.debug_barrier()
-                for group in range(0, used, GROUP):
-                    _group_sums(
-                        group, group_first, group_width, list_index, list_cost, x, shifts, ys, k, GROUP, DEPTH, True
-                    )  # fmt: skip
-                tl.debug_barrier()
-                y = tl.load(ys + place, mask=real, other=0.0)
-        else:
-            tl.store(xs + place, x)
-            tl.debug_barrier()
-            _matrix_sums(cost, x, xs, shifts, ys, used, n, k, same_k, row_stride, SIZE, CORE, BORDER, PANEL, EVEN)
-            tl.debug_barrier()
-            y = tl.load(ys + place, mask=real, other=0.0)
-        y = tl.where(real, y, 0.0)
-        tl.store(shifts + place, y)
+@triton.jit
+def _alone(mass, real, tau):
+    """The potential of a self-transport where nothing can be transported."""
+    return tl.where(real, mass * (-tau / (1.0 + tau)), 0.0)
 
-        # What it is for.
-        if phase <= _SELF_B:
-            step = tl.where(real, -tau * y - s, 0.0)
-            change = tl.max(tl.abs(step), axis=0) * unit
-            mass = tl.where(phase == _SELF_A, a, b)
-            at_rest = s
-            s += weight * step
-            count += 1
-            x = mass + s
-            done = (own_tolerance > 0) & (change <= own_tolerance)
-            if done | (count >= iterations):
-                converged = done.to(tl.int32)
-                # Before the update, which shrinks it once more.
-                gap = tl.exp2(mass - at_rest * inverse_lam_rho) * (1.0 - tl.exp2(-step / tau))
-                error = tl.sum(tl.abs(gap), axis=0)
-                if phase == _SELF_A:
-                    own_a = s
-                    if OWN == 2:
-                        phase = _SELF_B
-                        count = 0
-                        s = tl.where(real, b * alone, 0.0)
-                        x = b + s
-                    else:
-                        phase = _DONE
-                else:
-                    f = own_a
-                    g = s
-                    phase = _TO_F
-                    count = 0
-                    converged = 0
-                    x = b + g
-        elif CROSS == 2:
-            if phase == _TO_F:
-                # y is what log v reaches. One more plain update would move log u from f to a - y.
-                if (count > 0) & ((tolerance > 0) | (count >= iterations)):
-                    error = tl.sum(tl.where(real, tl.abs(tl.exp2(f + y) - tl.exp2(a)), 0.0), axis=0)
-                    change = tl.max(tl.where(real, tl.abs(a - y - f), 0.0), axis=0) * unit
-                    converged = ((tolerance > 0) & (error <= tolerance)).to(tl.int32)
-                if (converged != 0) | (count >= iterations):
-                    phase = _DONE
-                else:
-                    f = tl.where(real, a - _with_floor(y, log_floor, FLOOR), -float("inf"))
-                    x = f
-                    phase = _TO_G
+
+@triton.jit
+def _self_step(state, y, masses, settings, OWN: tl.constexpr):
+    """``s <- s + weight (-tau y - s)``; at the end on to the next self-transport, or to the transport between the two,
+    which begins at the potentials of both.
+    """
+    phase, x, f, g, s, own_a, count, converged, error, change = state
+    step = tl.where(masses.real, -settings.tau * y - s, 0.0)
+    change = tl.max(tl.abs(step), axis=0) * (1.0 / settings.k)
+    mass = tl.where(phase == _SELF_A, masses.a, masses.b)
+    at_rest = s
+    s += 2.0 / (2.0 + settings.tau) * step
+    count += 1
+    x = mass + s
+    done = (settings.own_tolerance > 0) & (change <= settings.own_tolerance)
+    if done | (count >= settings.iterations):
+        converged = done.to(tl.int32)
+        # Before the update, which shrinks it once more.
+        gap = tl.exp2(mass - at_rest * settings.inverse_lam_rho) * (1.0 - tl.exp2(-step / settings.tau))
+        error = tl.sum(tl.abs(gap), axis=0)
+        if phase == _SELF_A:
+            own_a = s
+            if OWN == 2:
+                phase = _SELF_B
+                count = 0
+                s = _alone(masses.b, masses.real, settings.tau)
+                x = masses.b + s
             else:
-                g = tl.where(real, b - _with_floor(y, log_floor, FLOOR), -float("inf"))
-                x = g
-                count += 1
-                phase = _TO_F
-        elif CROSS == 1:
-            answer = tl.where(real, -tau * y, 0.0)
-            if phase == _TO_F:
-                step = answer - f
-                residual = tl.max(tl.abs(step), axis=0)
-                # The over-relaxation of `sinkhorn.Relaxation`, of this problem.
-                first = tl.where(count < _RAMP, tl.maximum(first, residual), first)
-                excess = tl.where(residual > ceiling * first, 0.0, excess)
-                if (count > 0) & (count % window == 0):
-                    stuck = residual > enough * before
-                    strikes += stuck.to(tl.int32)
-                    raised = tl.minimum(tl.where(strikes < _STRIKES, 1.5 * excess, excess), full)
-                    excess = tl.where(stuck, excess * 0.5, raised)
-                    before = residual
-                omega = 1.0 + excess * tl.minimum(1.0, count * 1.0 / _RAMP)
-                f += omega * step
-                x = a + f
-                phase = _TO_G
-            elif phase == _TO_G:
-                step = answer - g
-                change = tl.maximum(residual, tl.max(tl.abs(step), axis=0)) * unit
-                g += omega * step
-                count += 1
-                converged = ((tolerance > 0) & (change <= tolerance)).to(tl.int32)
-                if (converged != 0) | (count >= iterations):
-                    phase = _LAST_G
-                    x = a + f
-                else:
-                    phase = _TO_F
-                    x = b + g
-            elif phase == _LAST_G:  # a plain sweep: f becomes the answer to g
-                g = answer
-                x = b + g
-                phase = _LAST_F
-            elif phase == _LAST_F:
-                change = tl.max(tl.abs(answer - f), axis=0) * unit
-                f = answer
-                x = a + f
-                phase = _ANSWER
-            else:
-                change = tl.maximum(change, tl.max(tl.abs(answer - g), axis=0) * unit)
-                gap = tl.exp2(b - g * inverse_lam_rho) * (1.0 - tl.exp2((g - answer) / tau))
-                error = tl.sum(tl.abs(gap), axis=0)
                 phase = _DONE
         else:
+            f = own_a
+            g = s
+            phase = _TO_F
+            count = 0
+            converged = 0
+            x = masses.b + g
+    return State(phase, x, f, g, s, own_a, count, converged, error, change)
+
+
+@triton.jit
+def _balanced_step(state, y, masses, settings, FLOOR: tl.constexpr):
+    """``f <- a - y``, then ``g <- b - y``: log u and log v, each with the floor under what it divides by."""
+    phase, x, f, g, s, own_a, count, converged, error, change = state
+    if phase == _TO_F:
+        # y is what log v reaches. One more plain update would move log u from f to a - y.
+        if (count > 0) & ((settings.tolerance > 0) | (count >= settings.iterations)):
+            error = tl.sum(tl.where(masses.real, tl.abs(tl.exp2(f + y) - tl.exp2(masses.a)), 0.0), axis=0)
+            change = tl.max(tl.where(masses.real, tl.abs(masses.a - y - f), 0.0), axis=0) * (1.0 / settings.k)
+            converged = ((settings.tolerance > 0) & (error <= settings.tolerance)).to(tl.int32)
+        if (converged != 0) | (count >= settings.iterations):
             phase = _DONE
-
-    if OWN > 0:
-        tl.store(out_own_a + problem * n + entry, own_a * unit, mask=inside)
-    if OWN > 1:
-        tl.store(out_own_b + problem * n + entry, s * unit, mask=inside)
-    if CROSS > 0:
-        if CROSS == 2:
-            f = tl.where(real, _with_floor(f, log_floor, FLOOR), 0.0)
-            g = tl.where(real, _with_floor(g, log_floor, FLOOR), 0.0)
-        tl.store(out_f + problem * n + entry, f * unit, mask=inside)
-        tl.store(out_g + problem * n + entry, g * unit, mask=inside)
-    if mine:
-        tl.store(out_count + problem, count)
-        tl.store(out_converged + problem, converged != 0)
-        tl.store(out_error + problem, error)
-        tl.store(out_change + problem, change)
-
-
-@triton.jit
-def _group_sums(
-    start,
-    group_first,
-    group_width,
-    list_index,
-    list_cost,
-    x,
-    shifts,
-    ys,
-    k,
-    GROUP: tl.constexpr,
-    DEPTH: tl.constexpr,
-    SAFE: tl.constexpr,
-):
-    """Write ``sum_j 2^(x_j - k c_ij - shift_i)`` of a group's entries; or if ``SAFE`` its logarithm, shift included,
-    with the largest exponent as the shift.
-    """
-    member = tl.arange(0, GROUP)
-    first = tl.multiple_of(tl.load(group_first + start // GROUP), 16)
-    width = tl.multiple_of(tl.load(group_width + start // GROUP), 16)
-    slot = first + member[:, None] * width + tl.arange(0, DEPTH)[None, :]
-    if SAFE:
-        tops = tl.full([GROUP, DEPTH], -float("inf"), tl.float32)
-        for beyond in range(0, width, DEPTH):
-            tops = tl.maximum(tops, _exponents(slot + beyond, list_index, list_cost, x, k, GROUP, DEPTH))
-        shift = tl.max(tops, axis=1)
-        shift = tl.where(shift == -float("inf"), 0.0, shift)
-    else:
-        shift = tl.load(shifts + start + member)
-    sums = tl.zeros([GROUP, DEPTH], tl.float32)
-    for beyond in range(0, width, DEPTH):
-        t = _exponents(slot + beyond, list_index, list_cost, x, k, GROUP, DEPTH)
-        sums += tl.exp2(t - shift[:, None])
-    total = tl.sum(sums, axis=1)
-    if SAFE:
-        total = shift + tl.log2(total)
-    tl.store(ys + start + member, total)
-
-
-@triton.jit
-def _exponents(slot, list_index, list_cost, x, k, GROUP: tl.constexpr, DEPTH: tl.constexpr):
-    """``x_j - k c_ij`` of some neighbours of a group's entries; -inf beyond the end of a list. Looking x up in shared
-    memory (`tl.gather`) takes two thirds of the time of looking it up in global memory.
-    """
-    j = tl.reshape(tl.load(list_index + slot).to(tl.int32), [GROUP * DEPTH])
-    return tl.reshape(tl.gather(x, j, 0), [GROUP, DEPTH]) - k * tl.load(list_cost + slot)
-
-
-@triton.jit
-def _matrix_sums(
-    cost,
-    x,
-    xs,
-    shifts,
-    ys,
-    used,
-    n,
-    k,
-    same_k,
-    row_stride,
-    SIZE: tl.constexpr,
-    CORE: tl.constexpr,
-    BORDER: tl.constexpr,
-    PANEL: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    """Write ``log2 sum_j 2^(x_j - k c_ij)`` of all entries, from the matrix."""
-    column = tl.arange(0, CORE)
-    x_columns = tl.load(xs + column)
-    if BORDER > 0:
-        x_first = tl.load(xs + CORE)
-        x_second = tl.load(xs + CORE + 1)
-    else:
-        x_first = 0.0
-        x_second = 0.0
-    there = (x_columns != -float("inf"))[None, :]  # a cost that is not there may be anything
-    for start in range(0, used, PANEL):
-        row = start + tl.arange(0, PANEL)
-        if EVEN:
-            c = tl.load(cost + row[:, None] * row_stride + column[None, :], mask=there, other=float("inf"))
         else:
-            inside = (row < n)[:, None] & (column < n)[None, :]
-            c = tl.load(cost + row[:, None] * row_stride + column[None, :], mask=there & inside, other=float("inf"))
-        sums = _log_sums(c, row, x_columns, x_first, x_second, cost, xs, shifts, k, same_k, row_stride, CORE, BORDER)
-        tl.store(ys + row, sums)
-    for extra in tl.static_range(BORDER):
-        entry = tl.arange(0, SIZE)
-        there = (entry < n) & (x != -float("inf"))
-        border = tl.load(cost + (CORE + extra) * row_stride + entry, mask=there, other=float("inf"))
-        t = x - k * border
-        top = tl.max(t, axis=0)
-        top = tl.where(top == -float("inf"), 0.0, top)
-        tl.store(ys + CORE + extra, top + tl.log2(tl.sum(tl.exp2(t - top), axis=0)))
+            f = tl.where(masses.real, masses.a - _with_floor(y, settings.log_floor, FLOOR), -float("inf"))
+            x = f
+            phase = _TO_G
+    else:
+        g = tl.where(masses.real, masses.b - _with_floor(y, settings.log_floor, FLOOR), -float("inf"))
+        x = g
+        count += 1
+        phase = _TO_F
+    return State(phase, x, f, g, s, own_a, count, converged, error, change)
 
 
 @triton.jit
-def _log_sums(
-    c,
-    row,
-    x,
-    x_first,
-    x_second,
-    cost,
-    xs,
-    shifts,
-    k,
-    same_k,
-    row_stride,
-    CORE: tl.constexpr,
-    BORDER: tl.constexpr,
-):
-    """``log2 sum_j 2^(x_j - k c_ij)`` of some rows of the cost, border included.
-
-    ``k`` comes twice: the compiler, which does not know that both are the same, then computes the exponents of the rare
-    second sum anew, instead of keeping those of the first in registers that it does not have.
+def _unbalanced_step(state, relaxation, y, masses, settings):
+    """``f <- f + omega (-tau y - f)``, then the same for g; at the end a plain sweep, so that f is the answer to g, and
+    once more y for the error.
     """
-    shift = tl.load(shifts + row)
-    sums = tl.sum(tl.exp2(x[None, :] - k * c - shift[:, None]), axis=1)
-    if BORDER > 0:
-        # The cost is symmetric: the border's rows are also its columns.
-        t_first = tl.where(x_first == -float("inf"), x_first, x_first - k * tl.load(cost + CORE * row_stride + row))
-        t_second = x_second - k * tl.load(cost + (CORE + 1) * row_stride + row)
-        t_second = tl.where(x_second == -float("inf"), x_second, t_second)
-        sums += tl.exp2(t_first - shift) + tl.exp2(t_second - shift)
-    fine = ((sums > _LEAST) & (sums < _MOST)) | (tl.load(xs + row) == -float("inf"))
-    if tl.min(fine.to(tl.int32), axis=0) == 0:
-        t = x[None, :] - same_k * c
-        shift = tl.max(t, axis=1)
-        if BORDER > 0:
-            shift = tl.maximum(shift, tl.maximum(t_first, t_second))
-        shift = tl.where(shift == -float("inf"), 0.0, shift)
-        sums = tl.sum(tl.exp2(t - shift[:, None]), axis=1)
-        if BORDER > 0:
-            sums += tl.exp2(t_first - shift) + tl.exp2(t_second - shift)
-    return shift + tl.log2(sums)
+    phase, x, f, g, s, own_a, count, converged, error, change = state
+    unit = 1.0 / settings.k
+    answer = tl.where(masses.real, -settings.tau * y, 0.0)
+    if phase == _TO_F:
+        relaxation = _relax(relaxation, tl.max(tl.abs(answer - f), axis=0), count, settings)
+        f += relaxation.omega * (answer - f)
+        x = masses.a + f
+        phase = _TO_G
+    elif phase == _TO_G:
+        step = answer - g
+        change = tl.maximum(relaxation.residual, tl.max(tl.abs(step), axis=0)) * unit
+        g += relaxation.omega * step
+        count += 1
+        converged = ((settings.tolerance > 0) & (change <= settings.tolerance)).to(tl.int32)
+        if (converged != 0) | (count >= settings.iterations):
+            phase = _LAST_G
+            x = masses.a + f
+        else:
+            phase = _TO_F
+            x = masses.b + g
+    elif phase == _LAST_G:
+        g = answer
+        x = masses.b + g
+        phase = _LAST_F
+    elif phase == _LAST_F:
+        change = tl.max(tl.abs(answer - f), axis=0) * unit
+        f = answer
+        x = masses.a + f
+        phase = _ANSWER
+    else:
+        change = tl.maximum(change, tl.max(tl.abs(answer - g), axis=0) * unit)
+        gap = tl.exp2(masses.b - g * settings.inverse_lam_rho) * (1.0 - tl.exp2((g - answer) / settings.tau))
+        error = tl.sum(tl.abs(gap), axis=0)
+        phase = _DONE
+    return State(phase, x, f, g, s, own_a, count, converged, error, change), relaxation
+
+
+@triton.jit
+def _relax(relaxation, residual, count, settings):
+    """How far to go beyond the answer this time, by how the residual has fallen: `sinkhorn.Relaxation`."""
+    _, excess, before, first, strikes, _ = relaxation
+    first = tl.where(count < _RAMP, tl.maximum(first, residual), first)
+    excess = tl.where(residual > settings.ceiling * first, 0.0, excess)
+    if (count > 0) & (count % settings.window == 0):
+        stuck = residual > settings.enough * before
+        strikes += stuck.to(tl.int32)
+        raised = tl.minimum(tl.where(strikes < _STRIKES, 1.5 * excess, excess), settings.full)
+        excess = tl.where(stuck, excess * 0.5, raised)
+        before = residual
+    omega = 1.0 + excess * tl.minimum(1.0, count * 1.0 / _RAMP)
+    return Relaxation(residual, excess, before, first, strikes, omega)
+
+
+@triton.jit
+def _write(
+    results,
+    state,
+    problem,
+    where,
+    inside,
+    mine,
+    real,
+    settings,
+    FLOOR: tl.constexpr,
+    OWN: tl.constexpr,
+    CROSS: tl.constexpr,
+):
+    """Store what was asked for, potentials in units of cost."""
+    unit = 1.0 / settings.k
+    if OWN > 0:
+        tl.store(results.own_a + where, state.own_a * unit, mask=inside)
+    if OWN > 1:
+        tl.store(results.own_b + where, state.s * unit, mask=inside)
+    if CROSS > 0:
+        f = state.f
+        g = state.g
+        if CROSS == 2:
+            f = tl.where(real, _with_floor(f, settings.log_floor, FLOOR), 0.0)
+            g = tl.where(real, _with_floor(g, settings.log_floor, FLOOR), 0.0)
+        tl.store(results.f + where, f * unit, mask=inside)
+        tl.store(results.g + where, g * unit, mask=inside)
+    if mine:
+        tl.store(results.count + problem, state.count)
+        tl.store(results.converged + problem, state.converged != 0)
+        tl.store(results.error + problem, state.error)
+        tl.store(results.change + problem, state.change)
+
+
+@triton.jit
+def _shifts(phase, scratch, SIZE: tl.constexpr):
+    """The row with the last y of a phase, of which the last two of an unbalanced transport have none of their own."""
+    row = phase
+    if phase >= _LAST_G:
+        row = tl.where(phase == _LAST_F, _TO_F, _TO_G)
+    return scratch + row * SIZE
 
 
 @triton.jit

@@ -66,8 +66,9 @@ def neighbour_lists(log_a: Tensor, log_b: Tensor, cost: Tensor) -> NeighbourList
     groups = triton.cdiv(n, GROUP)
     slots = GROUP * STEP * round(CAPACITY * n / STEP + 0.5)
     device = log_a.device
-    count, order, rank = torch.empty(3, rows, groups * GROUP, dtype=torch.int32, device=device)
-    first, width = torch.empty(2, rows, groups, dtype=torch.int32, device=device)
+    # Each a tensor of its own: they start at a multiple of 16 bytes, which the compiler may rely on.
+    count, order, rank = (torch.empty(rows, groups * GROUP, dtype=torch.int32, device=device) for _ in range(3))
+    first, width = (torch.empty(rows, groups, dtype=torch.int32, device=device) for _ in range(2))
     index = torch.empty(rows, slots, dtype=torch.int16, device=device)
     listed = torch.empty(rows, slots, dtype=torch.float32, device=device)
     dense = torch.empty(rows, dtype=torch.int32, device=device)
@@ -115,7 +116,7 @@ def _count_kernel(cost, log_a, log_b, count, n, problem_stride, row_stride, grou
     tl.store(count + problem * groups * T + i, found)
 
 
-@triton.jit(do_not_specialize=["out_width"])
+@triton.jit
 def _order_kernel(
     count, order, rank, out_first, out_width, out_dense, slots, groups, T: tl.constexpr, STEP: tl.constexpr
 ):
@@ -147,7 +148,7 @@ def _order_kernel(
     tl.store(out_dense + problem, (start > slots).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["log_a", "log_b", "width"])
+@triton.jit(do_not_specialize=["log_a", "log_b"])
 def _write_kernel(
     cost,
     log_a,

@@ -111,30 +111,9 @@ def _penalty_kernel(
     mass_a = tl.exp(a)
     mass_b = tl.exp(b)
     if BALANCED:
-        penalty = f
-        mean = tl.sum(mass_a * f, axis=0)
-        divergence = mean + tl.sum(mass_b * g, axis=0) - 1.0 / lam
-        if DEBIASED:
-            # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
-            own_a += tl.where(real, a / lam, 0.0)
-            own_b += tl.where(real, b / lam, 0.0)
-            penalty -= own_a
-            own_mean = tl.sum(mass_a * own_a, axis=0)
-            mean -= own_mean
-            divergence += 1.0 / lam - own_mean - tl.sum(mass_b * own_b, axis=0)
+        penalty, mean, divergence = _balanced(mass_a, mass_b, a, b, f, g, own_a, own_b, real, lam, DEBIASED)
     else:
-        price = rho + 1.0 / lam
-        lost_a = 1.0 - tl.sum(tl.exp(a - f / rho), axis=0)
-        lost_b = 1.0 - tl.sum(tl.exp(b - g / rho), axis=0)
-        divergence = price * lost_a + rho * lost_b
-        penalty = price * (1.0 - _growth(f, rho))
-        mean = price * lost_a
-        if DEBIASED:
-            own_lost_a = 1.0 - tl.sum(tl.exp(a - own_a / rho), axis=0)
-            own_lost_b = 1.0 - tl.sum(tl.exp(b - own_b / rho), axis=0)
-            divergence -= (rho + price) * (own_lost_a + own_lost_b) * 0.5
-            penalty = price * (_growth(own_a, rho) - _growth(f, rho))
-            mean = price * (lost_a - own_lost_a)
+        penalty, mean, divergence = _unbalanced(a, b, f, g, own_a, own_b, lam, rho, DEBIASED)
     if VALUE:
         penalty += divergence - mean
     tl.store(out + at, penalty, mask=inside)
@@ -149,6 +128,41 @@ def _penalty_kernel(
     tl.store(numbers + 2 * rows, tl.sum(tl.where(entry == n - 1, mass_a, 0.0), axis=0))
     tl.store(numbers + 3 * rows, tl.sum(tl.where(entry == n - 1, mass_b, 0.0), axis=0))
     tl.store(out_size + position, 1 + tl.sum(token.to(tl.int64), axis=0))
+
+
+@triton.jit
+def _balanced(mass_a, mass_b, a, b, f, g, own_a, own_b, real, lam, DEBIASED: tl.constexpr):
+    """Penalty, its mean under the policy, and divergence, for marginals that hold exactly."""
+    penalty = f
+    mean = tl.sum(mass_a * f, axis=0)
+    divergence = mean + tl.sum(mass_b * g, axis=0) - 1.0 / lam
+    if DEBIASED:
+        # Potentials relative to a (x) a; in the convention of phi they are s + (1/lam) log a.
+        own_a += tl.where(real, a / lam, 0.0)
+        own_b += tl.where(real, b / lam, 0.0)
+        penalty -= own_a
+        own_mean = tl.sum(mass_a * own_a, axis=0)
+        mean -= own_mean
+        divergence += 1.0 / lam - own_mean - tl.sum(mass_b * own_b, axis=0)
+    return penalty, mean, divergence
+
+
+@triton.jit
+def _unbalanced(a, b, f, g, own_a, own_b, lam, rho, DEBIASED: tl.constexpr):
+    """Penalty, its mean under the policy, and divergence, for marginals that are held by rho."""
+    price = rho + 1.0 / lam
+    lost_a = 1.0 - tl.sum(tl.exp(a - f / rho), axis=0)
+    lost_b = 1.0 - tl.sum(tl.exp(b - g / rho), axis=0)
+    divergence = price * lost_a + rho * lost_b
+    penalty = price * (1.0 - _growth(f, rho))
+    mean = price * lost_a
+    if DEBIASED:
+        own_lost_a = 1.0 - tl.sum(tl.exp(a - own_a / rho), axis=0)
+        own_lost_b = 1.0 - tl.sum(tl.exp(b - own_b / rho), axis=0)
+        divergence -= (rho + price) * (own_lost_a + own_lost_b) * 0.5
+        penalty = price * (_growth(own_a, rho) - _growth(f, rho))
+        mean = price * (lost_a - own_lost_a)
+    return penalty, mean, divergence
 
 
 @triton.jit

@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from wpr.transport.kernels.iterations import SCRATCH_ROWS, iterate
+from wpr.transport.kernels.iterations import SCRATCH_ROWS, Matrix, Results, Settings, iterate
+from wpr.transport.kernels.log_sums import Lists
 from wpr.transport.kernels.neighbour_lists import GROUP, NeighbourLists, neighbour_lists
 from wpr.transport.problem import Problem, Solution
 from wpr.transport.sinkhorn import LOG_TINY, relaxation_schedule
@@ -135,10 +136,10 @@ def _solve(
     rows, n = log_a.shape
     device = log_a.device
     log_a, log_b = log_a.contiguous(), log_b.contiguous()
-    f, g, own_a, own_b = torch.empty(4, rows, n, dtype=torch.float32, device=device)
-    counts = torch.empty(rows, dtype=torch.int64, device=device)
-    converged = torch.empty(rows, dtype=torch.bool, device=device)
-    error, change = torch.empty(2, rows, dtype=torch.float32, device=device)
+    # Each a tensor of its own: they start at a multiple of 16 bytes, which the compiler may rely on.
+    potentials = (torch.empty(rows, n, dtype=torch.float32, device=device) for _ in range(4))
+    kinds = torch.int64, torch.bool, torch.float32, torch.float32
+    results = Results(*potentials, *(torch.empty(rows, dtype=kind, device=device) for kind in kinds))
     if rows:
         core, border = matrix_and_border(n)
         size = max(GROUP, core, triton.next_power_of_2(n))
@@ -146,19 +147,27 @@ def _solve(
         tau = 1.0 if math.isinf(rho) else rho / (rho + 1 / lam)
         lists = neighbour_lists(log_a, log_b, cost) if lists is None else lists
         arguments = (
-            *(cost, lists.order, lists.first, lists.width, lists.index, lists.cost, lists.dense),
-            *(log_a, log_b, f, g, own_a, own_b, counts, converged, error, change, scratch),
-            *(n, cost.stride(0), cost.stride(1), lists.index.shape[1], lists.first.shape[1]),
-            *(lam * _LOG2_E, lam * _LOG2_E, 0.0 if math.isinf(rho) else 1 / (lam * rho), tau),
-            *relaxation_schedule(tau),
-            *(LOG_TINY[torch.float32], iterations, tolerance, tolerance / 100 if cross else tolerance),
-            *(math.log2(floor) if floor > 0 else 0.0, floor > 0, own, cross),
+            Matrix(cost, cost.stride(0), cost.stride(1)),
+            Lists(
+                *(lists.order, lists.first, lists.width, lists.index, lists.cost, lists.dense),
+                groups=lists.first.shape[1],
+                slots=lists.index.shape[1],
+            ),
+            *(log_a, log_b, results, scratch, n),
+            Settings(
+                *(lam * _LOG2_E, lam * _LOG2_E, 0.0 if math.isinf(rho) else 1 / (lam * rho), tau),
+                *relaxation_schedule(tau),
+                *(LOG_TINY[torch.float32], iterations, tolerance, tolerance / 100 if cross else tolerance),
+                log_floor=math.log2(floor) if floor > 0 else 0.0,
+            ),
+            *(floor > 0, own, cross),
         )
         shape = (size, GROUP, DEPTH, core, border, min(core, max(1, PANEL // core)), n >= core)
         iterate[(rows,)](*arguments, True, *shape, num_warps=WARPS)
         iterate[(rows,)](*arguments, False, *shape, num_warps=8 if core > 64 else 4)
     problem = Problem(log_a, log_b, cost, lam, rho, floor)
-    return Solution(problem, f, g, counts, error, change, converged), own_a, own_b
+    solution = Solution(problem, results.f, results.g, results.count, results.error, results.change, results.converged)
+    return solution, results.own_a, results.own_b
 
 
 def matrix_and_border(n: int) -> tuple[int, int]:

@@ -229,6 +229,36 @@ def _masses_kernel(
     highest += (side * rows + row) * blocks
     total += (side * rows + row) * blocks
 
+    top, rest = _outside(logits, highest, total, ids, marks, vocabulary, blocks, n, BLOCKS, AT_ONCE, B)
+    rest_shift = tl.where(top == -float("inf"), 0.0, top)
+
+    # Everything relative to the largest of all, so that logits of any size leave masses with all their digits.
+    entry = tl.arange(0, ENTRIES)
+    token = tl.load(ids + entry, mask=entry < n, other=-1)
+    x = tl.load(logits + token, mask=token >= 0, other=-float("inf")).to(tl.float32)
+    top = tl.maximum(top, tl.max(x, axis=0))
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    x = tl.where(entry == n - 1, tl.log(rest) + (rest_shift - shift), x - shift)
+    log_sum = tl.log(tl.sum(tl.exp(x), axis=0))
+    tl.store(masses + side * masses_stride + row * n + entry, x - log_sum, mask=entry < n)
+    tl.store(log_total + side * total_stride + row, log_sum + shift)
+
+
+@triton.jit
+def _outside(
+    logits,
+    highest,
+    total,
+    ids,
+    marks,
+    vocabulary,
+    blocks,
+    n,
+    BLOCKS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """The largest logit outside the support, and the sum of all their exponentials relative to it."""
     # Blocks without a member: their sums are known.
     block = tl.arange(0, BLOCKS)
     inside = block < blocks
@@ -256,15 +286,4 @@ def _masses_kernel(
         shift = tl.where(new_top == -float("inf"), 0.0, new_top)
         rest = rest * tl.exp(top - shift) + tl.sum(tl.sum(tl.exp(x - shift), axis=1), axis=0)
         top = new_top
-    rest_shift = tl.where(top == -float("inf"), 0.0, top)
-
-    # Everything relative to the largest of all, so that logits of any size leave masses with all their digits.
-    entry = tl.arange(0, ENTRIES)
-    token = tl.load(ids + entry, mask=entry < n, other=-1)
-    x = tl.load(logits + token, mask=token >= 0, other=-float("inf")).to(tl.float32)
-    top = tl.maximum(top, tl.max(x, axis=0))
-    shift = tl.where(top == -float("inf"), 0.0, top)
-    x = tl.where(entry == n - 1, tl.log(rest) + (rest_shift - shift), x - shift)
-    log_sum = tl.log(tl.sum(tl.exp(x), axis=0))
-    tl.store(masses + side * masses_stride + row * n + entry, x - log_sum, mask=entry < n)
-    tl.store(log_total + side * total_stride + row, log_sum + shift)
+    return top, rest
