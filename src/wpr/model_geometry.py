@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from wpr.config.recipe import ModelSettings
-from wpr.errors import OptionError, UserError
-from wpr.model_loading import load_causal, load_tokenizer, load_vocabulary
+from wpr.errors import OptionError
+from wpr.model_loading import load_vocabulary
 from wpr.regularizers.regularizer import Regularizer
-from wpr.regularizers.spec import GEOMETRY, GeometrySpec, RegularizerSpec, from_text
+from wpr.regularizers.spec import GeometrySpec, RegularizerSpec
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 
 logger = logging.getLogger(__name__)
-
-
-def build_geometry(model: str, path: Path, metric: str, neighbours: str | None, scale: str) -> str:
-    """Measure a model's vocabulary and write the file; words for what was found.
-
-    neighbours: a number, or ``all``; None: the paper's number, or all others where the vocabulary is smaller.
-    """
-    given = {"metric": metric, "neighbours": neighbours, "scale": scale}
-    try:
-        values = {name: from_text(text, GEOMETRY[name], name) for name, text in given.items() if text is not None}
-        spec = RegularizerSpec.from_settings(**values)
-        weight = _embeddings(model)
-        geometry = measure_vocabulary(weight, spec)
-    except ValueError as error:
-        raise OptionError(f"--{error}") from None
-    try:
-        geometry.save(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another file with --output") from error
-    return f"{geometry.describe()}\nwritten to {path}"
-
-
-def show_geometry(model: str, path: Path | None, words: list[str]) -> str:
-    """Words for a model's geometry, measured now or read from ``path``, with the nearest tokens of ``words``."""
-    weight = _embeddings(model)
-    geometry = measure_vocabulary(weight) if path is None else TokenGeometry.load(path, weight)
-    lines = [geometry.describe()]
-    tokenizer = load_tokenizer(model) if words else None
-    for word in words:
-        lines.append(_neighbours(geometry, tokenizer, word))
-    return "\n".join(lines)
 
 
 def measure_vocabulary(weight: torch.Tensor, spec: RegularizerSpec | None = None) -> TokenGeometry:
@@ -145,18 +112,3 @@ def _borrowed_embeddings(name: str, reference: Any) -> Any:
             "tokenizer is the same, but the policy's matrix is padded further; name a model with as many or more"
         )
     return weight[:rows]  # what is left over pads the other matrix, and is no token
-
-
-def _embeddings(model: str) -> Any:
-    """A model's embeddings, on a GPU if there is one."""
-    return input_embeddings(load_causal(ModelSettings(model))).to("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _neighbours(geometry: TokenGeometry, tokenizer: Any, word: str) -> str:
-    ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
-    tokens, costs = geometry.nearest_tokens(ids[0])
-    shown = ", ".join(
-        f"{tokenizer.decode([token])!r} {cost:.2f}" for token, cost in zip(tokens.tolist(), costs.tolist(), strict=True)
-    )
-    part = "" if len(ids) == 1 else f" (of {len(ids)} tokens; the first is {tokenizer.decode([ids[0]])!r})"
-    return f"{word}{part}: {shown}"

@@ -65,7 +65,7 @@ def answer(
     **facts: Any,
 ) -> ResponseFile:
     """The file of a model's responses, made now or before."""
-    from wpr.commands.progress import moving
+    from wpr.commands.output import show_progress
     from wpr.evaluation.response_generation import generate_file, header_of, set_aside, settings_differ
     from wpr.pipeline.environment import versions
 
@@ -73,5 +73,5 @@ def answer(
     if how.restart and settings_differ(path, header):
         moved = set_aside(path)
         typer.echo(f"{path.name}: made anew" + (f"; the old one is {moved}" if moved else ""), err=True)
-    with moving(path.name, len(asked)) as advance:
+    with show_progress(path.name, len(asked)) as advance:
         return generate_file(path, speaker, asked, drawing, header, how.batch_size, RESTART, advance)

@@ -233,8 +233,7 @@ def _grade(
     facts: dict[str, Any],
 ) -> None:
     """Have answers graded, and keep the scores."""
-    from wpr.commands.output import save_and_print
-    from wpr.commands.progress import moving
+    from wpr.commands.output import save_and_print, show_progress
     from wpr.evaluation.judging.asking import ask_all, pending
     from wpr.evaluation.judging.questions import LocalJudge
     from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
@@ -245,7 +244,7 @@ def _grade(
     asked = [one for model, files in answers.items() for one in to_be_graded(model, questions, files, bare)]
     if not agreed(judge, pending(judge, asked, cache), f"{len(asked)} answers to be graded", prices, yes, dry_run):
         return
-    with moving(f"grades of {judge.name}", len(asked)) as advance:
+    with show_progress(f"grades of {judge.name}", len(asked)) as advance:
         replies = ask_all(judge, asked, cache, limits, advance, note)
     for remark in replies.accounts.notes:
         note(remark)

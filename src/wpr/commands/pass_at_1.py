@@ -80,8 +80,7 @@ def pass_at_1(
 
         wpr pass-at-1 -m models/smollm2 --problems apps-test.jsonl --limit 100 -o results/apps
     """
-    from wpr.commands.output import save_and_print
-    from wpr.commands.progress import moving
+    from wpr.commands.output import save_and_print, show_progress
     from wpr.data import DataSettings, Encoder
     from wpr.errors import OptionError
     from wpr.evaluation.code_scores import pass_at_1_finding, run_programs
@@ -122,7 +121,7 @@ def pass_at_1(
         responses[name] = answer(folder / "responses" / file, name, speaker, asked, drawing, how, style=styles[name])
         if restart:
             set_aside(folder / "outcomes" / file)
-        with moving(f"{name}: programs", len(tasks)) as advance:
+        with show_progress(f"{name}: programs", len(tasks)) as advance:
             tried[name] = run_programs(
                 folder / "outcomes" / file, tasks, responses[name], limits, runner, RESTART, advance
             )

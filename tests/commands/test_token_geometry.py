@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from wpr.commands.token_geometry import build_geometry, show_geometry
 from wpr.errors import UserError
-from wpr.model_geometry import build_geometry, show_geometry
 from wpr.recipes.tiny import prepare
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 from wpr.transport.geometry_file import GeometryFileError

@@ -1,0 +1,47 @@
+"""`wpr recipes` and `wpr doctor`: which recipes there are, and what one needs of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from wpr.commands.output import out
+from wpr.commands.recipe_options import Overrides, complete_recipe
+
+Shown = Annotated[str | None, typer.Argument(help="The recipe to show.", autocompletion=complete_recipe)]
+Examined = Annotated[
+    str | None, typer.Argument(help="A recipe whose needs to estimate.", autocompletion=complete_recipe)
+]
+
+
+def recipes(name: Shown = None) -> None:
+    """List the shipped recipes, or show one with its comments.
+
+    [bold]Examples[/bold]: wpr recipes   |   wpr recipes tldr-gemma-2b > mine.yaml
+    """
+    from wpr.config.recipe_file import find_recipe, shipped_recipes
+    from wpr.config.yaml_file import read_yaml
+
+    if name is not None:
+        typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+        return
+    table = Table("recipe", "what it is", box=None)
+    for found, path in shipped_recipes().items():
+        table.add_row(found, str(read_yaml(path).values.get("description", "")))
+    out.print(table)
+
+
+def doctor(recipe: Examined = None, overrides: Overrides = None) -> None:
+    """Say what is installed, which devices are usable, and what a recipe needs (memory, disk, downloads).
+
+    [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
+    """
+    from wpr.config.recipe_file import load_recipe
+    from wpr.pipeline.doctor import examine, examine_recipe
+
+    loaded = None if recipe is None else load_recipe(recipe, overrides or [])
+    examine(out)
+    if loaded is not None:
+        examine_recipe(loaded, out)

@@ -1,0 +1,109 @@
+"""`wpr geometry build` and `show`: distances between a model's tokens, measured, kept in a file, described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wpr.commands.output import out
+
+if TYPE_CHECKING:
+    from wpr.transport.geometry import TokenGeometry
+
+app = typer.Typer(no_args_is_help=True, help="Token geometries: distances between a model's tokens.")
+
+Model = Annotated[str, typer.Argument(help="A model's folder or hub name.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
+Metric = Annotated[str, typer.Option(help="The distance: euclidean or cosine.")]
+Neighbours = Annotated[
+    str | None,
+    typer.Option(
+        help="How many nearest tokens keep their cost (the paper's k1), or all.",
+        show_default="512, or all of a smaller vocabulary",
+    ),
+]
+Scale = Annotated[str, typer.Option(help="What costs are divided by: median-nn, none, or a number.")]
+File = Annotated[Path | None, typer.Option("--file", "-f", help="A file that `build` wrote for it.")]
+Words = Annotated[list[str] | None, typer.Option("--word", "-w", help="Show this word's nearest tokens.")]
+
+
+@app.command("build")
+def build(
+    model: Model,
+    output: Output = Path("geometry.safetensors"),
+    metric: Metric = "euclidean",
+    neighbours: Neighbours = None,
+    scale: Scale = "median-nn",
+) -> None:
+    """Measure the distances between a model's tokens and keep what the penalty needs of them in a file.
+
+    [bold]Example[/bold]: wpr geometry build runs/tiny/sft/model -o geometry.safetensors
+    """
+    out.print(build_geometry(model, output, metric, neighbours, scale))
+
+
+@app.command("show")
+def show(model: Model, file: File = None, words: Words = None) -> None:
+    """Describe a model's token geometry: scale, tokens left out of it, nearest tokens of words.
+
+    [bold]Example[/bold]: wpr geometry show runs/tiny/sft/model -w house -w good
+    """
+    out.print(show_geometry(model, file, words or []), highlight=False)
+
+
+def build_geometry(model: str, path: Path, metric: str, neighbours: str | None, scale: str) -> str:
+    """Measure a model's vocabulary and write the file; words for what was found.
+
+    neighbours: a number, or ``all``; None: the paper's number, or all others where the vocabulary is smaller.
+    """
+    from wpr.errors import OptionError, UserError
+    from wpr.model_geometry import measure_vocabulary
+    from wpr.regularizers.spec import GEOMETRY, RegularizerSpec, from_text
+
+    given = {"metric": metric, "neighbours": neighbours, "scale": scale}
+    try:
+        values = {name: from_text(text, GEOMETRY[name], name) for name, text in given.items() if text is not None}
+        spec = RegularizerSpec.from_settings(**values)
+        geometry = measure_vocabulary(_embeddings(model), spec)
+    except ValueError as error:
+        raise OptionError(f"--{error}") from None
+    try:
+        geometry.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another file with --output") from error
+    return f"{geometry.describe()}\nwritten to {path}"
+
+
+def show_geometry(model: str, path: Path | None, words: list[str]) -> str:
+    """Words for a model's geometry, measured now or read from ``path``, with the nearest tokens of ``words``."""
+    from wpr.model_geometry import measure_vocabulary
+    from wpr.model_loading import load_tokenizer
+    from wpr.transport.geometry import TokenGeometry
+
+    weight = _embeddings(model)
+    geometry = measure_vocabulary(weight) if path is None else TokenGeometry.load(path, weight)
+    tokenizer = load_tokenizer(model) if words else None
+    return "\n".join([geometry.describe(), *(_neighbours(geometry, tokenizer, word) for word in words)])
+
+
+def _embeddings(model: str) -> Any:
+    """A model's embeddings ``(V, d)``, on a GPU if there is one."""
+    import torch
+
+    from wpr.config.recipe import ModelSettings
+    from wpr.model_loading import load_causal
+    from wpr.transport.geometry import input_embeddings
+
+    return input_embeddings(load_causal(ModelSettings(model))).to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _neighbours(geometry: TokenGeometry, tokenizer: Any, word: str) -> str:
+    ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
+    tokens, costs = geometry.nearest_tokens(ids[0])
+    shown = ", ".join(
+        f"{tokenizer.decode([token])!r} {cost:.2f}" for token, cost in zip(tokens.tolist(), costs.tolist(), strict=True)
+    )
+    part = "" if len(ids) == 1 else f" (of {len(ids)} tokens; the first is {tokenizer.decode([ids[0]])!r})"
+    return f"{word}{part}: {shown}"
