@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from tests.pipeline.command import SMALL, Here, content, environment, manifest, results, start, statuses
+from wpr.cli import app
 
 COMMANDS = [
     "run",
@@ -56,6 +59,27 @@ def test_help_without_a_command_and_version(here: Here) -> None:
     for command in COMMANDS:
         assert command.split()[0] in finished.stdout
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", here.succeeds("--version").stdout)
+
+
+def test_every_option_is_described() -> None:
+    def described(command: Any, path: str) -> int:
+        if hasattr(command, "commands"):
+            return sum(described(part, f"{path} {name}") for name, part in command.commands.items())
+        for parameter in command.params:
+            words = (getattr(parameter, "help", None) or "").split()
+            assert len(words) > 1, f"{path} {parameter.name} is not described"
+            assert words[0] not in ("Of", "As", "At", "For", "No"), f"{path} {parameter.name}: a verb or a noun first"
+        return len(command.params)
+
+    assert described(typer.main.get_command(app), "wpr") > 100
+
+
+@pytest.mark.parametrize("command", ["judge", "mt-bench"])
+def test_judges_are_named_alike(here: Here, command: str) -> None:
+    told = here.succeeds(command, "--help").stdout
+    judge = told[told.index("─ The judge ─") : told.index("─ Requests to a server ─")]
+    for option in ("--judge", "-j", "--base-url", "--function", "--key-variable", "--set"):
+        assert option in judge
 
 
 @pytest.mark.parametrize("arguments", [["frob"], ["run"], ["run", "tiny", "--frob"], ["geometry", "show"]])

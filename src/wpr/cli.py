@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Align language models with RLHF, close in meaning to a reference model.\n\n"
-    "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, goes on where it "
+    "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, resumes where it "
     "stopped.",
 )
 for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, generate, judge):

@@ -43,7 +43,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(files: tuple[Path, Path], server: ChatServer, output: Path, *more: str) -> list[str]:
-    return ["judge", *map(str, files), "--model", "test", "--base-url", server.address, "-o", str(output), "-y", *more]
+    return ["judge", *map(str, files), "--judge", "test", "--base-url", server.address, "-o", str(output), "-y", *more]
 
 
 def value(finding: Finding, name: str) -> Any:
@@ -385,19 +385,19 @@ def test_a_function_whose_answers_cannot_be_read(here: Here, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ([], "a judge is one of --model, --reward-model and --function; none is given"),
-        (["--model", "m", "--function", "a:b"], "--model and --function are given"),
+        ([], "a judge is one of --judge, --reward-model and --function; none is given"),
+        (["--judge", "m", "--function", "a:b"], "--judge and --function are given"),
         (["--function", "nowhere:judge"], "--function='nowhere:judge' cannot be imported"),
         (["--function", "json:dumps", "--set", "a=1"], "--base-url and --set are of servers"),
-        (["--model", "m", "--protocol", "odd"], "--protocol odd must be paper or all"),
-        (["--model", "m", "--rubric", "sumary"], "did you mean summary?"),
-        (["--model", "m", "--prompts", "61"], "a draw of 61 prompts is more than the 60 that both files answer"),
-        (["--model", "m", "--set", "temperature"], "--set temperature must be NAME=VALUE"),
-        (["--model", "m", "--base-url", "http://me:pw@host/v1"], "holds a user name or password"),
-        (["--model", "m", "--base-url", ""], "base URL '' must start with http"),
-        (["--model", "m", "--price-in", "1"], "--price-in and --price-out go together"),
-        (["--model", "m", "--concurrency", "0"], "concurrency=0 must be at least 1"),
-        (["--model", "m", "--agree-with", "none"], "cannot be read (No such file or directory)"),
+        (["--judge", "m", "--protocol", "odd"], "--protocol odd must be paper or all"),
+        (["--judge", "m", "--rubric", "sumary"], "did you mean summary?"),
+        (["--judge", "m", "--prompts", "61"], "a draw of 61 prompts is more than the 60 that both files answer"),
+        (["--judge", "m", "--set", "temperature"], "--set temperature must be NAME=VALUE"),
+        (["--judge", "m", "--base-url", "http://me:pw@host/v1"], "holds a user name or password"),
+        (["--judge", "m", "--base-url", ""], "base URL '' must start with http"),
+        (["--judge", "m", "--price-in", "1"], "--price-in and --price-out go together"),
+        (["--judge", "m", "--concurrency", "0"], "concurrency=0 must be at least 1"),
+        (["--judge", "m", "--agree-with", "none"], "cannot be read (No such file or directory)"),
     ],
 )
 def test_refusals(here: Here, tmp_path: Path, more: list[str], told: str) -> None:
@@ -412,13 +412,13 @@ def test_files_that_do_not_belong_together(here: Here, tmp_path: Path) -> None:
     text = files[1].read_text()
     for old, new, told in (('"p0', '"q0', "no prompt_id in common"), ('"prompt 3?"', '"?"', "is another prompt in")):
         files[1].write_text(text.replace(old, new))
-        finished = here("judge", *map(str, files), "--model", "m", "-o", str(tmp_path / "out"))
+        finished = here("judge", *map(str, files), "--judge", "m", "-o", str(tmp_path / "out"))
         assert finished.code == 2
         assert told in finished.error
 
 
 def test_no_run_and_no_folder(here: Here, tmp_path: Path) -> None:
     files = response_files(tmp_path, 60)
-    finished = here("judge", *map(str, files), "--model", "m", "-y")
+    finished = here("judge", *map(str, files), "--judge", "m", "-y")
     assert finished.code == 2
     assert "lies in no run's folder; name a folder for the result with -o" in finished.error

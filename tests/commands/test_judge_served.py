@@ -27,7 +27,7 @@ def test_a_model_that_always_says_a_is_exposed(
     model = model_that_says("A", tmp_path / "says-a")
     files = response_files(tmp_path, 12)
     command = [
-        "judge", *map(str, files), "--model", str(model), "--base-url", address, "--rubric", "summary", "--all",
+        "judge", *map(str, files), "--judge", str(model), "--base-url", address, "--rubric", "summary", "--all",
         "--both-orders", "--set", "max_tokens=1", "--concurrency", "4", "-o", str(tmp_path / "out"), "-y",
     ]  # fmt: skip
     finished = here.succeeds(*command)
@@ -45,7 +45,7 @@ def test_a_model_that_knows_nothing_of_letters_is_counted_as_such(here: Here, ad
     rubric.write_text('answer: letter\nuser: "{prompt} A: {response_a} B: {response_b} Which one?"\n')
     files = response_files(tmp_path, 3)
     here.succeeds(
-        "judge", *map(str, files), "--model", str(model), "--base-url", address, "--rubric", str(rubric), "--all",
+        "judge", *map(str, files), "--judge", str(model), "--base-url", address, "--rubric", str(rubric), "--all",
         "--set", "max_tokens=12", "-o", str(tmp_path / "out"), "-y",
     )  # fmt: skip
     rows = lines_of(tmp_path / "out" / "data.jsonl")
@@ -56,7 +56,7 @@ def test_a_model_that_knows_nothing_of_letters_is_counted_as_such(here: Here, ad
 def test_a_model_that_is_not_there(here: Here, address: str, tmp_path: Path) -> None:
     files = response_files(tmp_path, 60)
     finished = here(
-        "judge", *map(str, files), "--model", str(tmp_path / "nothing"), "--base-url", address, "-o",
+        "judge", *map(str, files), "--judge", str(tmp_path / "nothing"), "--base-url", address, "-o",
         str(tmp_path / "out"), "-y", "--attempts", "1",
     )  # fmt: skip
     assert finished.code == 1

@@ -47,9 +47,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
             clock[0] = second
             advance(steps)
     # 20 steps in 31 s, then 40 in 62 s; the last step is not worth a line.
-    assert capsys.readouterr().err == (
-        "answers: 60 of 100, about 62 s left\nanswers: 80 of 100, about 31 s left\n"
-    )
+    assert capsys.readouterr().err == ("answers: 60 of 100, about 62 s left\nanswers: 80 of 100, about 31 s left\n")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (89, "89 s"), (90, "2 min"), (5400, "1.5 h")])

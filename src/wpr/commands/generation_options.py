@@ -1,48 +1,119 @@
-"""What the commands that let models answer have in common: their options, and a file of responses with a bar above."""
+"""What the commands that let models answer have in common: their options, the models, and files of their responses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wpr.commands.output import note, say, show_progress
+
 if TYPE_CHECKING:
+    from wpr.data import DataSettings
     from wpr.evaluation.response_generation import EncodedPrompt, LoadedModel, SamplingParams
+    from wpr.evaluation.run_models import RunModels
     from wpr.runs.responses import ResponseFile
+
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+computing_option = partial(typer.Option, rich_help_panel="Computing")
+MORE = "; repeat for more."
 
 RunArgument = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")]
 Policies = Annotated[
-    list[str] | None, typer.Option("--policy", "-p", help="Only this policy of the run (and SFT); again for more.")
+    list[str] | None, typer.Option("--policy", "-p", help=f"Only this policy of the run, and SFT{MORE}")
 ]
 Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", "-m", help="A model's folder or hub name, or NAME=FOLDER; again for more."),
+    list[str] | None, typer.Option("--model", "-m", help=f"A model's folder or hub name, or NAME=FOLDER{MORE}")
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", "-b", help="Prompts answered at a time.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: from all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this total probability.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.", show_default="all")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto (bf16 on GPUs that have it), float32, bfloat16, float16.")]
-Device = Annotated[str | None, typer.Option("--device", help="As cpu or cuda:1.", show_default="the accelerator")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Answer only the first so many.", show_default="all")]
 Restart = Annotated[
-    bool, typer.Option("--restart", help="Make anew what other settings made; the old files get the ending .old.")
+    bool, typer.Option("--restart", help="Make again what other settings made; the old files get the ending .old.")
 ]
+TopK = Annotated[int, sampling_option(help="Draw from the k most likely tokens; 0: from all.")]
+TopP = Annotated[float, sampling_option(help="Draw from the most likely tokens of this total probability.")]
+MaxNewTokens = Annotated[int, sampling_option(help="Longest response, in tokens.")]
+Seed = Annotated[int, sampling_option(help="Seed of all that is drawn.")]
+BatchSize = Annotated[int, computing_option("--batch-size", "-b", help="Prompts answered at a time.")]
+Dtype = Annotated[
+    str, computing_option(help="Precision: auto (bf16 on GPUs that have it), float32, bfloat16, float16.")
+]
+Device = Annotated[str | None, computing_option(help="Device, as cpu or cuda:1.", show_default="the accelerator")]
 
 RESTART = "make it anew with --restart (the old file is kept as .old), or write elsewhere with -o FOLDER"
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
-    """Options that do not change what is answered, and what to do with files that other options made."""
+class ChosenModels:
+    """The models that a command asks, and how they are run.
 
+    run: whose models they are; None: they were named one by one. paths: folders or hub names, by name.
+    restart: make files again that other settings made.
+    """
+
+    run: RunModels | None
+    paths: dict[str, str]
     batch_size: int
     restart: bool
-    dtype: str = "auto"
-    device: str | None = None
+    dtype: str
+    device: str | None
+
+    def folder(self, output: Path | None, *parts: str) -> Path:
+        """``output``, or where none is named one within the run's folder."""
+        if output is not None:
+            return output
+        assert self.run is not None
+        return self.run.folder.joinpath(*parts)
+
+    def load(self, path: str, settings: DataSettings, tokenizer: Any) -> LoadedModel:
+        """One of them, to answer prompts that become tokens as ``settings`` say."""
+        from wpr.evaluation.run_models import load_speaker
+
+        return load_speaker(path, settings, self.dtype, self.device, tokenizer, own_stops=self.run is None)
+
+    def answer(
+        self,
+        path: Path,
+        name: str,
+        model: LoadedModel,
+        prompts: Sequence[EncodedPrompt],
+        sampling: SamplingParams,
+        **facts: Any,
+    ) -> ResponseFile:
+        """The file of a model's responses, made now or before."""
+        from wpr.evaluation.response_generation import generate_file, header_of, set_aside, settings_differ
+        from wpr.pipeline.environment import versions
+
+        header = header_of(model, prompts, sampling, name=name, **facts, versions=versions())
+        if self.restart and settings_differ(path, header):
+            moved = set_aside(path)
+            say(f"{path.name}: made anew" + (f"; the old one is {moved}" if moved else ""))
+        with show_progress(path.name, len(prompts)) as advance:
+            return generate_file(path, model, prompts, sampling, header, self.batch_size, RESTART, advance)
+
+
+def choose_models(
+    run: Path | None,
+    policies: Sequence[str] | None,
+    models: Sequence[str] | None,
+    batch_size: int,
+    restart: bool,
+    dtype: str,
+    device: str | None,
+) -> ChosenModels:
+    """A run's models, all or the chosen policies with SFT, or models by name. A run's are run in its own precision."""
+    from wpr.evaluation.run_models import RunModels, named_models
+
+    if run is None:
+        return ChosenModels(None, named_models(models or []), batch_size, restart, dtype, device)
+    found = RunModels(run)
+    for text in [] if policies else found.notes():
+        note(text)
+    precision = found.dtype if dtype == "auto" else dtype
+    return ChosenModels(found, found.choose(policies or []), batch_size, restart, precision, device)
 
 
 def one_of_both(run: Path | None, models: Sequence[str] | None) -> None:
@@ -53,25 +124,3 @@ def one_of_both(run: Path | None, models: Sequence[str] | None) -> None:
         raise OptionError(
             "name what shall answer: a RUN, or models with --model" + ("; not both" if run is not None else "")
         )
-
-
-def answer(
-    path: Path,
-    name: str,
-    speaker: LoadedModel,
-    asked: Sequence[EncodedPrompt],
-    drawing: SamplingParams,
-    how: GenerationOptions,
-    **facts: Any,
-) -> ResponseFile:
-    """The file of a model's responses, made now or before."""
-    from wpr.commands.output import show_progress
-    from wpr.evaluation.response_generation import generate_file, header_of, set_aside, settings_differ
-    from wpr.pipeline.environment import versions
-
-    header = header_of(speaker, asked, drawing, name=name, **facts, versions=versions())
-    if how.restart and settings_differ(path, header):
-        moved = set_aside(path)
-        typer.echo(f"{path.name}: made anew" + (f"; the old one is {moved}" if moved else ""), err=True)
-    with show_progress(path.name, len(asked)) as advance:
-        return generate_file(path, speaker, asked, drawing, header, how.batch_size, RESTART, advance)

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from wpr.commands.output import out
-from wpr.commands.recipe_options import Overrides, complete_recipe
+from wpr.commands.run_recipe import Overrides, complete_recipe
 
 Shown = Annotated[str | None, typer.Argument(help="The recipe to show.", autocompletion=complete_recipe)]
 Examined = Annotated[

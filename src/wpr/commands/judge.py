@@ -4,70 +4,80 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wpr.commands.judges import (
-    INCOMPLETE,
-    agreed,
-    check_prices,
-    function_judge,
-    note,
-    server_judge,
-    write_rows,
-)
+from wpr.commands import judges
+from wpr.commands.output import save_and_print, say
 
 if TYPE_CHECKING:
     from wpr.evaluation.judging.pairwise import Judged
+    from wpr.evaluation.judging.protocol import Protocol
     from wpr.evaluation.judging.questions import Judge
+    from wpr.evaluation.judging.rubric import Rubric
     from wpr.evaluation.judging.win_rate_statistics import Agreement
+
+comparison_option = partial(typer.Option, rich_help_panel="Comparisons")
+
+Ours = Annotated[Path, typer.Argument(metavar="OURS", help="A file of responses, as `wpr generate` writes them.")]
+Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="Another one, to the same prompts.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder to write to.", show_default="in the run of OURS")
+]
+AgreeWith = Annotated[list[Path] | None, typer.Option(help="Folder of another judge's result, to compare the two.")]
+RewardModel = Annotated[str | None, judges.judge_option(help="Folder of a reward model that judges.")]
+Function = Annotated[
+    str | None,
+    judges.judge_option(help="package.module:function that judges: (prompt, response_a, response_b) -> A, B, E."),
+]
+RubricName = Annotated[
+    str, judges.judge_option(help="What a server's model is told: summary, helpfulness, or a file of your own.")
+]
+Settings = Annotated[list[str] | None, judges.judge_option("--set", metavar="NAME=VALUE", help=judges.SETTINGS_HELP)]
+Attempts = Annotated[int, judges.request_option(help="How often a request is sent before it has failed.")]
+ProtocolName = Annotated[
+    str,
+    comparison_option(
+        help="Which prompts: [bold]paper[/bold], some drawn several times; [bold]all[/bold], every prompt once."
+    ),
+]
+Every = Annotated[bool, comparison_option("--all", help="The same as --protocol all.")]
+Prompts = Annotated[int, comparison_option(help="Prompts per draw.")]
+Draws = Annotated[int, comparison_option(help="Number of draws.")]
+BothOrders = Annotated[bool, comparison_option("--both-orders", help="Ask each comparison both ways round.")]
+Seed = Annotated[int, comparison_option(help="Seed of draws and orders.")]
 
 
 def judge(
-    ours: Annotated[Path, typer.Argument(metavar="OURS", help="A file of responses, as `wpr generate` writes them.")],
-    theirs: Annotated[Path, typer.Argument(metavar="THEIRS", help="Another one, to the same prompts.")],
-    model: Annotated[str | None, typer.Option(help="A model of an OpenAI-compatible server is the judge.")] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="The server.", show_default="OPENAI_BASE_URL, or OpenAI's")
-    ] = None,
-    reward_model: Annotated[str | None, typer.Option(help="A reward model's folder is the judge.")] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(help="package.module:function is the judge: (prompt, response_a, response_b) -> A, B, E."),
-    ] = None,
-    rubric: Annotated[
-        str, typer.Option(help="What a server's model is told: summary, helpfulness, or a file of your own.")
-    ] = "helpfulness",
-    protocol: Annotated[
-        str, typer.Option(help="[bold]paper[/bold]: prompts drawn several times; [bold]all[/bold]: every prompt once.")
-    ] = "paper",
-    every: Annotated[bool, typer.Option("--all", help="The same as --protocol all.")] = False,
-    prompts: Annotated[int, typer.Option(help="Prompts of a draw.")] = 50,
-    draws: Annotated[int, typer.Option(help="Draws.")] = 5,
-    both_orders: Annotated[bool, typer.Option("--both-orders", help="Ask each comparison both ways round.")] = False,
-    seed: Annotated[int, typer.Option(help="Of draws and orders.")] = 0,
-    agree_with: Annotated[
-        list[Path] | None, typer.Option(help="The folder of another judge's result: how far do they agree?")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the result.", show_default="in the run of OURS")
-    ] = None,
-    key_variable: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Of requests, as temperature=0; NAME=null leaves one out."),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 16,
-    requests_per_minute: Annotated[float | None, typer.Option(help="No more than this.")] = None,
-    tokens_per_minute: Annotated[float | None, typer.Option(help="No more than this, estimated.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 120.0,
-    attempts: Annotated[int, typer.Option(help="How often a request is sent before it has failed.")] = 6,
-    price_in: Annotated[float | None, typer.Option(help="Price of a million tokens in.")] = None,
-    price_out: Annotated[float | None, typer.Option(help="Price of a million tokens out.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before sending requests.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; send nothing.")] = False,
+    ours: Ours,
+    theirs: Theirs,
+    output: Output = None,
+    agree_with: AgreeWith = None,
+    judge: judges.JudgeModel = None,
+    base_url: judges.BaseUrl = None,
+    reward_model: RewardModel = None,
+    function: Function = None,
+    rubric: RubricName = "helpfulness",
+    key_variable: judges.KeyVariable = "OPENAI_API_KEY",
+    settings: Settings = None,
+    protocol: ProtocolName = "paper",
+    every: Every = False,
+    prompts: Prompts = 50,
+    draws: Draws = 5,
+    both_orders: BothOrders = False,
+    seed: Seed = 0,
+    concurrency: judges.Concurrency = 16,
+    requests_per_minute: judges.RequestsPerMinute = None,
+    tokens_per_minute: judges.TokensPerMinute = None,
+    timeout: judges.Timeout = 120.0,
+    attempts: Attempts = 6,
+    price_in: judges.PriceIn = None,
+    price_out: judges.PriceOut = None,
+    yes: judges.Yes = False,
+    dry_run: judges.DryRun = False,
 ) -> None:
     """Compare two models' responses to the same prompts, by a model, a reward model, or a function as the judge.
 
@@ -76,78 +86,89 @@ def judge(
 
     [bold]Examples[/bold]
 
-        wpr judge semantic-t0.5.jsonl rkl-t0.5.jsonl --model gpt-4o --rubric summary --price-in 2.5 --price-out 10
+        wpr judge semantic-t0.5.jsonl rkl-t0.5.jsonl --judge gpt-4o --rubric summary --price-in 2.5 --price-out 10
 
-        wpr judge a.jsonl b.jsonl --model local --base-url http://localhost:8000/v1 --all --both-orders -o results
+        wpr judge a.jsonl b.jsonl --judge local --base-url http://localhost:8000/v1 --all --both-orders -o results
 
         wpr judge a.jsonl b.jsonl --reward-model runs/tiny/reward/model --all
 
         wpr judge a.jsonl b.jsonl --function my_judges:longer -o results
     """
     from wpr.errors import OptionError
-    from wpr.evaluation.judging.asking import ask_all, pending
-    from wpr.evaluation.judging.pairwise import pair_up, questions_for, verdicts
     from wpr.evaluation.judging.protocol import Protocol
     from wpr.evaluation.judging.questions import RequestLimits
-    from wpr.evaluation.judging.result import make_finding
     from wpr.evaluation.judging.rubric import load_rubric
-    from wpr.findings import as_text, save, slug
-    from wpr.report import draw_figure
-    from wpr.runs.responses import read_responses
-    from wpr.transport.progress import progress_bar
 
     if protocol not in ("paper", "all"):
         raise OptionError(f"--protocol {protocol} must be paper or all")
-    check_prices((price_in, price_out))
+    limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
+    asking = judges.AskingOptions(limits, price_in, price_out, yes, dry_run)
     whole = every or protocol == "all"
     chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
-    limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
+    asked_by = _judge(judge, base_url, reward_model, function, key_variable, settings or [])
+    instructions = load_rubric(rubric) if judge is not None else None
+    _compare(ours, theirs, asked_by, instructions, chosen, asking, output, agree_with or [])
+
+
+def _compare(
+    ours: Path,
+    theirs: Path,
+    judge: Judge,
+    rubric: Rubric | None,
+    protocol: Protocol,
+    asking: judges.AskingOptions,
+    output: Path | None,
+    agree_with: Sequence[Path],
+) -> None:
+    """Have responses compared; save and print who wins."""
+    from wpr.evaluation.judging.pairwise import pair_up, questions_for, verdicts
+    from wpr.evaluation.judging.result import make_finding
+    from wpr.findings import slug
+    from wpr.runs.responses import read_responses
+
     files = [read_responses(path) for path in (ours, theirs)]
     pairing = pair_up(*files)
     names = (files[0].name, files[1].name) if files[0].name != files[1].name else (str(ours), str(theirs))
-    others = {str(path): _verdicts_in(path) for path in agree_with or []}
-    asked_by = _judge(model, base_url, reward_model, function, key_variable, settings or [])
-    told = load_rubric(rubric) if model is not None else None
-    questions = questions_for(pairing, chosen, told)
-    name = slug(f"judge-{asked_by.name}-{files[0].name}-vs-{files[1].name}")
+    others = {str(path): _verdicts_in(path) for path in agree_with}
+    questions = questions_for(pairing, protocol, rubric)
+    name = slug(f"judge-{judge.name}-{files[0].name}-vs-{files[1].name}")
     folder = output or _run_of(ours) / "evaluations" / name
-    cache = folder / "answers.jsonl"
     left_out = pairing.left_out
     notes = [f"{left_out} prompts that only one of the files answers were left out."] if left_out else []
-    missing = pending(asked_by, list(questions.values()), cache)
-    if not agreed(asked_by, missing, f"{len(questions)} comparisons", (price_in, price_out), yes, dry_run):
+    what = f"{len(questions)} comparisons"
+    results = asking.ask(judge, list(questions.values()), folder / "answers.jsonl", what, "judging")
+    if results is None:
         return
-    with progress_bar("judging", len(questions), enabled=True) as bar:
-        asked = ask_all(asked_by, list(questions.values()), cache, limits, bar.advance, note)
-    judged = verdicts(pairing, questions, asked)
+    judged = verdicts(pairing, questions, results)
     finding = make_finding(
         name,
-        f"{names[0]} against {names[1]}, judged by {asked_by.name}",
+        f"{names[0]} against {names[1]}, judged by {judge.name}",
         names,
         judged,
-        chosen,
-        asked.accounts,
+        protocol,
+        results.accounts,
         {
-            "ours": str(ours), "theirs": str(theirs), "judge": dict(asked_by.identity), "protocol": vars(chosen),
-            "rubric": None if told is None else vars(told), "requests": asked.accounts.requests,
+            "ours": str(ours), "theirs": str(theirs), "judge": dict(judge.identity), "protocol": vars(protocol),
+            "rubric": None if rubric is None else vars(rubric), "requests": results.accounts.requests,
             "headers": [dict(file.header) for file in files],
         },
         {other: _agreement(judged, found) for other, found in others.items()},
-        [*notes, *asked.accounts.notes],
+        [*notes, *results.accounts.notes],
     )  # fmt: skip
-    write_rows(folder / "data.jsonl", (one.as_dict() for one in judged))
-    save(finding, folder, draw_figure)
-    typer.echo(as_text(finding))
-    typer.echo(f"\neverything is in {folder}")
+    save_and_print(finding, folder, (one.as_dict() for one in judged))
+    _refuse_incomplete(judged)
+
+
+def _refuse_incomplete(judged: Sequence[Judged]) -> None:
+    """End with an exit code where comparisons have no answer."""
     lost = sum(one.answer.status in ("failed", "unasked") for one in judged)
     if lost:
         first = next(one.answer.reason for one in judged if one.answer.status == "failed")
-        typer.echo(
+        say(
             f"Incomplete: {lost} of {len(judged)} comparisons have no answer ({first}). The same command asks for "
-            "these only.",
-            err=True,
+            "these only."
         )
-        raise typer.Exit(INCOMPLETE)
+        raise typer.Exit(judges.INCOMPLETE)
 
 
 def _judge(
@@ -160,17 +181,17 @@ def _judge(
 ) -> Judge:
     from wpr.errors import OptionError
 
-    given = [option for option, value in
-             (("--model", model), ("--reward-model", reward_model), ("--function", function)) if value]  # fmt: skip
+    named = {"--judge": model, "--reward-model": reward_model, "--function": function}
+    given = [option for option, value in named.items() if value]
     if len(given) != 1:
-        told = "none is given" if not given else f"{' and '.join(given)} are given"
-        raise OptionError(f"a judge is one of --model, --reward-model and --function; {told}")
+        found = "none is given" if not given else f"{' and '.join(given)} are given"
+        raise OptionError(f"a judge is one of --judge, --reward-model and --function; {found}")
     if model is not None:
-        return server_judge(model, base_url, key_variable, settings)
+        return judges.server_judge(model, base_url, key_variable, settings)
     if base_url is not None or settings:
         raise OptionError(f"--base-url and --set are of servers, and {given[0]} is none; leave them out")
     if function is not None:
-        return function_judge(function)
+        return judges.function_judge(function)
     from wpr.evaluation.judging.local import RewardModelJudge
 
     return RewardModelJudge(str(reward_model))

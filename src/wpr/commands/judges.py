@@ -5,22 +5,44 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wpr.commands.output import note, say, show_progress
+
 if TYPE_CHECKING:
+    from wpr.evaluation.judging.asking import JudgeResults
     from wpr.evaluation.judging.local import FunctionJudge
-    from wpr.evaluation.judging.questions import Judge, Question
+    from wpr.evaluation.judging.questions import Judge, Question, RequestLimits
     from wpr.evaluation.judging.server import ServerJudge
 
 INCOMPLETE = 1
 """Exit code where questions have no answer: the same command goes on."""
 
-Prices = tuple[float | None, float | None]
-"""Of a million tokens, in and out."""
+judge_option = partial(typer.Option, rich_help_panel="The judge")
+request_option = partial(typer.Option, rich_help_panel="Requests to a server")
+SETTINGS_HELP = "Setting of requests, as temperature=0; NAME=null leaves one out."
+
+JudgeModel = Annotated[
+    str | None, judge_option("--judge", "-j", help="Model of an OpenAI-compatible server that judges.")
+]
+BaseUrl = Annotated[str | None, judge_option(help="The server's address.", show_default="OPENAI_BASE_URL, or OpenAI's")]
+KeyVariable = Annotated[str, judge_option(help="Environment variable that holds the key.")]
+Concurrency = Annotated[int, request_option(help="Requests under way at once.")]
+RequestsPerMinute = Annotated[float | None, request_option(help="Most requests per minute.", show_default="no limit")]
+TokensPerMinute = Annotated[
+    float | None, request_option(help="Most tokens per minute, by estimate.", show_default="no limit")
+]
+Timeout = Annotated[float, request_option(help="Seconds for one request.")]
+PriceIn = Annotated[float | None, request_option(help="Price of a million tokens sent.")]
+PriceOut = Annotated[float | None, request_option(help="Price of a million tokens received.")]
+Yes = Annotated[bool, request_option("--yes", "-y", help="Send requests without asking you first.")]
+DryRun = Annotated[bool, request_option("--dry-run", help="Say what judging would take; ask no judge.")]
 
 
 def server_judge(
@@ -45,57 +67,70 @@ def function_judge(name: str) -> FunctionJudge:
     return FunctionJudge(import_function(name, "--function"), name)
 
 
-def check_prices(prices: Prices) -> None:
-    """Refuse one price without the other, which would leave the estimate without a price."""
-    from wpr.errors import OptionError
+@dataclass(frozen=True)
+class AskingOptions:
+    """How a judge is asked.
 
-    if (prices[0] is None) != (prices[1] is None) or min(price or 0 for price in prices) < 0:
-        raise OptionError(
-            f"--price-in and --price-out go together, and are 0 or more (given: {prices[0]} and {prices[1]}); "
-            "give both, or neither"
-        )
-
-
-def agreed(judge: Judge, missing: Sequence[Question], what: str, prices: Prices, yes: bool, dry_run: bool) -> bool:
-    """Say what it will take, and whether to go on. Judges in this process are not asked about.
-
-    what: is to be judged, with its number, as ``250 comparisons``.
+    limits: of requests. price_in, price_out: of a million tokens. yes: do not ask the user first. dry_run: ask nobody.
     """
-    from wpr.errors import OptionError
-    from wpr.evaluation.judging.cost_estimate import estimate
-    from wpr.evaluation.judging.questions import LocalJudge
 
-    if isinstance(judge, LocalJudge):
-        typer.echo(f"{what} by {judge.name}, {len(missing)} of them new", err=True)
-        return not dry_run
-    expected = estimate(missing, judge.answer_tokens, *prices)
-    typer.echo(
-        f"{what} by {judge.name}; to be sent: {expected}. Tokens are estimated (3.5 characters each); answers that "
-        "have to be repaired take a second request.",
-        err=True,
-    )
-    if dry_run:
-        return False
-    if not missing or yes:
+    limits: RequestLimits
+    price_in: float | None
+    price_out: float | None
+    yes: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        """Refuse one price without the other, which would leave the estimate without a price."""
+        from wpr.errors import OptionError
+
+        prices = (self.price_in, self.price_out)
+        if (prices[0] is None) != (prices[1] is None) or min(price or 0 for price in prices) < 0:
+            raise OptionError(
+                f"--price-in and --price-out go together, and are 0 or more (given: {prices[0]} and {prices[1]}); "
+                "give both, or neither"
+            )
+
+    def ask(
+        self, judge: Judge, questions: Sequence[Question], cache: Path, what: str, title: str
+    ) -> JudgeResults | None:
+        """The judge's answers, those of the cache and the others asked for now; None on a dry run.
+
+        what: is to be judged, with its number, as ``250 comparisons``. title: of the progress bar.
+        """
+        from wpr.evaluation.judging.asking import ask_all, pending
+
+        if not self._agreed(judge, pending(judge, questions, cache), what):
+            return None
+        with show_progress(title, len(questions)) as advance:
+            return ask_all(judge, questions, cache, self.limits, advance, note)
+
+    def _agreed(self, judge: Judge, missing: Sequence[Question], what: str) -> bool:
+        """Say what it will take, and whether to go on. Judges in this process are not asked about."""
+        from wpr.errors import OptionError
+        from wpr.evaluation.judging.cost_estimate import estimate
+        from wpr.evaluation.judging.questions import LocalJudge
+
+        if isinstance(judge, LocalJudge):
+            say(f"{what} by {judge.name}, {len(missing)} of them new")
+            return not self.dry_run
+        expected = estimate(missing, judge.answer_tokens, self.price_in, self.price_out)
+        say(
+            f"{what} by {judge.name}; to be sent: {expected}. Tokens are estimated (3.5 characters each); answers that "
+            "have to be repaired take a second request."
+        )
+        if self.dry_run:
+            return False
+        if not missing or self.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise OptionError(
+                f"{expected.requests} requests would be sent; add --yes to send them (this is no terminal)"
+            )
+        if not typer.confirm("Send them?", err=True):
+            say("Nothing was sent.")
+            raise typer.Exit(INCOMPLETE)
         return True
-    if not sys.stdin.isatty():
-        raise OptionError(f"{expected.requests} requests would be sent; add --yes to send them (this is no terminal)")
-    if not typer.confirm("Send them?", err=True):
-        typer.echo("Nothing was sent.", err=True)
-        raise typer.Exit(INCOMPLETE)
-    return True
-
-
-def note(text: str) -> None:
-    """A remark beside the results."""
-    typer.echo(f"Note: {text}", err=True)
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """What a judge said, one object a line."""
-    from wpr.atomic_io import write_atomically
-
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wpr.commands.output import err, note, out
-from wpr.commands.recipe_options import Overrides, RecipeArgument
 
 if TYPE_CHECKING:
     from wpr.config.recipe import Recipe
 
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names of shipped recipes that begin so, for the shell."""
+    from wpr.config.recipe_file import shipped_recipes
+
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped recipe's name.", autocompletion=complete_recipe),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, as ppo.beta=0.1.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and the plan; start nothing.")]
 OnChange = Annotated[
     str,
@@ -23,10 +37,8 @@ OnChange = Annotated[
         "[bold]restart[/bold] it (the old one is moved to old/), or [bold]keep[/bold] it.",
     ),
 ]
-Policies = Annotated[
-    list[str] | None, typer.Option("--policy", "-p", help="A policy of the recipe; give it again for more.")
-]
-Grid = Annotated[list[str] | None, typer.Option(help="Values to try, as KEY=VALUE,VALUE; give it again for more keys.")]
+Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="A policy of the recipe; repeat for more.")]
+Grid = Annotated[list[str] | None, typer.Option(help="Values to try, as KEY=VALUE,VALUE; repeat for more keys.")]
 SweepArguments = Annotated[
     list[str] | None, typer.Argument(metavar="SWEEP KEY=VALUE", help="A sweep of the recipe; settings to change.")
 ]
@@ -44,7 +56,7 @@ def run(
 ) -> None:
     """Run all stages of a recipe: data, SFT, reward model, PPO for each policy.
 
-    Stages that are done are skipped; one that was interrupted goes on from its last checkpoint.
+    Stages that are done are skipped; one that was interrupted resumes from its last checkpoint.
 
     [bold]Examples[/bold]
 
@@ -162,7 +174,10 @@ def _execute(
     if on_change not in ("refuse", "restart", "keep"):
         raise RecipeError(f"--on-change {on_change} must be refuse, restart or keep")
     recipe = load_recipe(name, overrides or [])
-    _check_choice(recipe, policies or [], only)
+    for policy in policies or []:
+        recipe.check_policy(policy)
+    if only in ("sft", "reward") and getattr(recipe, only) is None:
+        raise RecipeError(f"recipe {recipe.name} has no {only} stage ({only}: null)")
     changes = {} if members is None else members(recipe)
     chosen = list(changes) or policies or None  # none given: those that the recipe trains
     stages = plan(recipe, [] if only in ("sft", "reward") else chosen, changes)
@@ -182,15 +197,3 @@ def _execute(
     results = work.execute(stages, None if only is None else {only})
     show_results(results, work.folder.path, out)
     return work.folder.path if work.folder.writes else None
-
-
-def _check_choice(recipe: Recipe, policies: list[str], only: str | None) -> None:
-    """Refuse policies and stages that the recipe does not have."""
-    from wpr.config.typed import unknown
-    from wpr.errors import RecipeError
-
-    for policy in policies:
-        if policy not in recipe.policy_names:
-            raise unknown(policy, recipe.policy_names, lambda _: f"recipe {recipe.name}", kind="policy")
-    if only in ("sft", "reward") and getattr(recipe, only) is None:
-        raise RecipeError(f"recipe {recipe.name} has no {only} stage ({only}: null)")

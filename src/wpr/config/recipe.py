@@ -200,10 +200,14 @@ class Recipe:
 
     def policy(self, name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
         """The recipe of one policy: its changes put into `regularizer` and `ppo`, then ``changes`` (dotted)."""
-        if name not in self.policy_names:
-            raise unknown(name, self.policy_names, lambda _: f"recipe {self.name}", kind="policy")
+        self.check_policy(name)
         assert self.source is not None
         return self.source.recipe(name, changes)
+
+    def check_policy(self, name: str, place: str | None = None) -> None:
+        """Refuse a policy that the recipe does not have; place: where it is named."""
+        if name not in self.policy_names:
+            raise unknown(name, self.policy_names, lambda _: place or f"recipe {self.name}", kind="policy")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for files and for the reader."""
@@ -333,13 +337,10 @@ def _check_policies(recipe: Recipe, where: Where) -> None:
             if key not in ("regularizer", "ppo"):
                 raise unknown(f"policies.{name}.{key}", ["regularizer", "ppo"], where, f"policies.{name}")
     for name in recipe.train or []:
-        if name not in recipe.policy_names:
-            raise unknown(name, recipe.policy_names, lambda _: f"{where('train')}: train", kind="policy")
+        recipe.check_policy(name, f"{where('train')}: train")
     for sweep, settings in recipe.sweeps.items():
         for name in settings.policies:
-            if name not in recipe.policy_names:
-                place = f"{where('sweeps')}: sweep {sweep}"
-                raise unknown(name, recipe.policy_names, lambda _, place=place: place, kind="policy")  # type: ignore[misc]
+            recipe.check_policy(name, f"{where('sweeps')}: sweep {sweep}")
         check_grid(settings.grid, f"{where(f'sweeps.{sweep}.grid')}: sweep {sweep}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from wpr.config.merging import COMMAND_LINE, merge, merge_dotted
 from wpr.config.recipe import Recipe, typed_recipe
 from wpr.config.typed import unknown
-from wpr.config.yaml_file import YamlFile, parse_value, read_yaml
+from wpr.config.yaml_file import parse_value, read_yaml
 from wpr.errors import RecipeError
 from wpr.regularizers.spec import RegularizerSpec, has_setting
 
@@ -73,7 +73,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         origins[key.strip()] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
     source = RecipeSource(with_changes(file.values, changes), origins)
     recipe = source.recipe()
-    for policy in recipe.policy_names:  # an error in any of them is told now, not hours later
+    for policy in recipe.policy_names:  # an error in any of them is reported now, not hours later
         source.recipe(policy)
     return recipe
 
@@ -137,24 +137,18 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     raise unknown(name, shipped_recipes(), lambda _: "there is no such file", kind="recipe")
 
 
-@dataclass(frozen=True)
-class _Read:
-    values: dict[str, Any]
-    origins: dict[str, str]
-
-
-def _read(path: Path, chain: tuple[Path, ...] = ()) -> _Read:
+def _read(path: Path, chain: tuple[Path, ...] = ()) -> RecipeSource:
     """A file's values over those of the files that it extends."""
     if path.resolve() in [seen.resolve() for seen in chain]:
         raise RecipeError(f"{path} extends itself, through {' -> '.join(map(str, chain))}; break the circle")
     shown = path.stem if path.resolve().parent == RECIPES else str(path)
-    file: YamlFile = read_yaml(path, shown)
+    file = read_yaml(path, shown)
     origins = {"": shown} | {key: file.where(key) for key in file.lines}
     values = dict(file.values)
     parent = values.pop("extends", None)
     if parent is None:
-        return _Read(values, origins)
+        return RecipeSource(values, origins)
     if not isinstance(parent, str):
         raise RecipeError(f"{file.where('extends')}: extends={parent!r} must be the name of a recipe")
     base = _read(find_recipe(parent, path.parent), (*chain, path))
-    return _Read(merge(base.values, values), base.origins | origins)
+    return RecipeSource(merge(base.values, values), base.origins | origins)

@@ -72,7 +72,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def build(kind: type, values: Any, section: str, where: Where) -> Any:
-    """An instance of the dataclass ``kind``; what its own checks refuse is told with the place."""
+    """An instance of the dataclass ``kind``; what its own checks refuse is reported with the place."""
     if not isinstance(values, Mapping):
         raise RecipeError(f"{where(section)}: {section} is {values!r}; it takes settings, `{section}.name: value`")
     checked = check_fields(kind, values, section, where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ from wpr.pipeline.environment import machine, versions
 from wpr.pipeline.estimates import downloads, estimate, model_size
 from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
+from wpr.rewards.code import isolation
 from wpr.runs.folder import RunFolder
 
 EXTRAS = {"trl": "train", "datasets": "train", "peft": "lora", "tensorboard": "train", "deepspeed": "deepspeed"}
@@ -40,7 +40,7 @@ def examine(console: Console) -> None:
     if not here.gpus:
         table.add_row("GPU", "none that torch can use; training runs on the CPU, in float32")
     table.add_row("penalty", f"torch, on the {'GPU' if here.gpus else 'CPU'}")
-    table.add_row("code sandbox", _isolation())
+    table.add_row("code sandbox", str(isolation()))
     table.add_row("hub", "offline (HF_HUB_OFFLINE)" if offline() else "reached for models and data that are not here")
     console.print(table)
 
@@ -48,14 +48,6 @@ def examine(console: Console) -> None:
 def offline() -> bool:
     """Whether the user has told the hub's client to stay offline."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-
-
-def _isolation() -> str:
-    if importlib.util.find_spec("wpr.rewards.code") is None:
-        return "not part of this installation"
-    from wpr.rewards.code import isolation
-
-    return str(isolation())
 
 
 def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:

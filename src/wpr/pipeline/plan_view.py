@@ -25,7 +25,7 @@ def resolved(recipe: Recipe, stages: list[PlannedStage]) -> dict[str, Any]:
             shown["stages"]["prepare"] = recipe.as_dict()["prepare"]
             continue
         arguments = trainer_arguments(stage.recipe, kind, folder.stage(stage.name), process_count(), has_bf16())
-        make_config(kind, arguments | _for_checking(arguments))  # what the trainer would refuse is told now
+        make_config(kind, arguments | _for_checking(arguments))  # what the trainer would refuse is reported now
         entry: dict[str, Any] = {"arguments": arguments}
         if kind == "ppo":
             entry["regularizer"] = stage.recipe.regularizer.resolved()

@@ -54,8 +54,7 @@ def members(
     names = names or recipe.trained_policies
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        if name not in recipe.policy_names:
-            raise unknown(name, recipe.policy_names, lambda _: f"recipe {recipe.name}", kind="policy")
+        recipe.check_policy(name)
         for combination in itertools.product(*values.values()):
             changes = dict(zip(values, combination, strict=True))
             parts = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
