@@ -52,7 +52,10 @@ def test_nan_is_a_number() -> None:
     assert found != found
 
 
-@pytest.mark.parametrize(("text", "value"), [("010", 10), ("1:30", "1:30"), ("TRUE", True)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("1:30", "1:30"), ("TRUE", True), ("0o17", 15), ("0x1f", 31), ("1_000", "1_000"), ("1_0.5", "1_0.5")],
+)
 def test_values_of_yaml_1_2(text: str, value: Any) -> None:
     assert parse_value(text) == value
 
@@ -182,6 +185,7 @@ def test_deep_nesting_is_told_with_its_line(opened: str, closed: str, tmp_path: 
     [
         ("9" * 5000, "cannot be read as int"),
         ("!!int abc", "'abc' cannot be read as int"),
+        ("!!int ''", "'' cannot be read as int"),
         ("!!float abc", "'abc' cannot be read as float"),
         ("!!bool maybe", "'maybe' cannot be read as bool"),
         ("!!timestamp soon", "'soon' cannot be read as timestamp"),

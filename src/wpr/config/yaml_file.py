@@ -1,18 +1,25 @@
 """Reading a recipe's YAML: as YAML 1.2 understands it, with the line of every key.
 
-PyYAML follows YAML 1.1, where `no` is false and `1e-5` is text; both occur in training settings and mean what they
-say here. A key that stands twice is refused: the first would be lost without a word. So is what would never end: text
-nested without measure, and aliases of aliases that a few lines unfold to billions of values.
+In YAML 1.2 `no` is text and `1e-5` a number, as training settings mean them. A key that stands twice is refused: the
+first would be lost without a word. So is what would never end: text nested without measure, and aliases of aliases that
+a few lines unfold to billions of values.
 """
 
 from __future__ import annotations
 
-import re
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
 
 from wpr.data.rows import shown
 from wpr.errors import RecipeError
@@ -21,57 +28,7 @@ DEEPEST = 50
 MOST_VALUES = 100_000
 """Levels and values, aliases written out, that a file may have: far more than any recipe, and read in a second."""
 
-
-class _Loader(yaml.SafeLoader):
-    """Safe, with YAML 1.2's booleans and numbers, and dates as the text they are."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse what is nested too deeply before Python's own stack ends."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A tag that does not fit its text (`!!int abc`) is told with its place."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            problem = f"{shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
-
-_KINDS = {
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    "float": (
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-}
-"""What plain text is read as in YAML 1.2, in this order, and the characters that it may begin with."""
-
 _TAG = "tag:yaml.org,2002:"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag.removeprefix(_TAG) not in (*_KINDS, "timestamp")]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _kind, (_pattern, _first) in _KINDS.items():
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list(_first))
-
-
-def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node)
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return int(text[2:] if base != 10 else text, base)
-
-
-_Loader.add_constructor(_TAG + "int", _whole_number)
 
 
 @dataclass
@@ -100,17 +57,18 @@ def read_yaml(path: Path, name: str | None = None) -> YamlFile:
         raise RecipeError(f"{called} cannot be read: {error.strerror}") from None
     try:
         values, lines = _parse(text, called)
-    except yaml.reader.ReaderError as error:
+    except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(
             f"{called}, line {line} has a character that YAML does not allow (number {error.character}); remove it"
         ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    except MarkedYAMLError as error:
+        mark, problem = error.problem_mark, error.problem
+        if isinstance(error, MaxDepthExceededError):
+            problem = f"it is nested deeper than {DEEPEST} levels"
         raise RecipeError(
-            f"{called}{where} is not valid YAML: {getattr(error, 'problem', None) or error}; fix the line (a missing "
-            "colon, quote or bracket, or a tab, is the usual cause)"
+            f"{called}, line {mark.line + 1}, column {mark.column + 1} is not valid YAML: {problem}; fix the line (a "
+            "missing colon, quote or bracket, or a tab, is the usual cause)"
         ) from None
     if values is None:
         raise RecipeError(
@@ -121,13 +79,24 @@ def read_yaml(path: Path, name: str | None = None) -> YamlFile:
     return YamlFile(called, _with_text_keys(values), lines)
 
 
+def parse_value(text: str) -> Any:
+    """A value of the command line, as it would stand in a file: ``1e-5``, ``true``, ``[a, b]``, text."""
+    try:
+        return _parse(text, "command line")[0]
+    except YAMLError:
+        return text
+
+
 def _parse(text: str, called: str) -> tuple[Any, dict[str, int]]:
     """The values, and the line of every dotted key."""
-    node = yaml.compose(text, Loader=_Loader)
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor, reader.max_depth = _Constructor, DEEPEST
     lines: dict[str, int] = {}
-    if node is not None:
-        _note_lines(node, "", lines, called)
-    return yaml.load(text, Loader=_Loader), lines
+    node = reader.compose(text)
+    if node is None:
+        return None, lines
+    _note_lines(node, "", lines, called)
+    return reader.constructor.construct_document(node), lines
 
 
 def _with_text_keys(values: Any) -> Any:
@@ -137,41 +106,23 @@ def _with_text_keys(values: Any) -> Any:
     return [_with_text_keys(value) for value in values] if isinstance(values, list) else values
 
 
-def parse_value(text: str) -> Any:
-    """A value of the command line, as it would stand in a file: ``1e-5``, ``true``, ``[a, b]``, text."""
-    try:
-        return _parse(text, "command line")[0]
-    except yaml.YAMLError:
-        return text
+class _Constructor(SafeConstructor):
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """Dates, and numbers with ``_``, are the text they are: YAML 1.2 has neither. A tag that does not fit its text
+        (`!!int abc`) is reported with its place.
+        """
+        if node.ctag.handle is None and (node.tag == _TAG + "timestamp" or "_" in node.value):
+            return node.value
+        try:
+            return super().construct_object(node, deep)
+        except (ConstructorError, ValueError, LookupError, TypeError, AttributeError):
+            text = shown(node.value) if isinstance(node, ScalarNode) else "this"
+            problem = f"{text} cannot be read as {str(node.tag).removeprefix(_TAG)}"
+            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
-def to_yaml(values: Any) -> str:
-    """Settings as YAML, in the order they have."""
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes text that YAML 1.1 or 1.2 would take for something else as quoted text, and numbers so that all readers
-    agree.
-    """
-
-
-def _dump_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    text = repr(value)
-    if "e" in text and "." not in text:  # 1e-05 is text to readers of YAML 1.1
-        text = text.replace("e", ".0e")
-    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(text, text)
-    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
-
-
-_Dumper.add_representer(float, _dump_float)
-_Dumper.yaml_implicit_resolvers = {
-    first: [*_Loader.yaml_implicit_resolvers.get(first, []), *yaml.SafeLoader.yaml_implicit_resolvers.get(first, [])]
-    for first in _Loader.yaml_implicit_resolvers.keys() | yaml.SafeLoader.yaml_implicit_resolvers.keys()
-}
-
-
-def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], called: str, above: tuple[int, ...] = ()) -> None:
+def _note_lines(node: Node, prefix: str, lines: dict[str, int], called: str, above: tuple[int, ...] = ()) -> None:
+    """Note the line of every key; refuse keys that stand twice, and aliases that unfold without measure."""
     line = node.start_mark.line + 1
     if id(node) in above:
         raise RecipeError(f"{called}, line {line}: {prefix} holds itself; write its settings out")
@@ -182,20 +133,47 @@ def _note_lines(node: yaml.Node, prefix: str, lines: dict[str, int], called: str
             f"{called}, line {lines.get(key, line)}: {key} has more than {limit} once its aliases (*name) are put in; "
             "write out what is meant"
         )
-    above = (*above, id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, part in enumerate(node.value):
-            lines[f"{prefix}.{index}"] = part.start_mark.line + 1
-            _note_lines(part, f"{prefix}.{index}", lines, called, above)
-    if not isinstance(node, yaml.MappingNode):
+    if isinstance(node, ScalarNode):
         return
-    for key, value in node.value:
-        name = f"{prefix}.{key.value}" if prefix else str(key.value)
-        line = key.start_mark.line + 1
+    pairs = node.value if isinstance(node, MappingNode) else [(part, part) for part in node.value]
+    for index, (key, value) in enumerate(pairs):
+        own = str(key.value) if isinstance(node, MappingNode) else str(index)
+        name = f"{prefix}.{own}" if prefix else own
         if name in lines:
             raise RecipeError(
-                f"{called}, line {line}: {name} stands here for the second time (first in line {lines[name]}); remove "
-                "one of them"
+                f"{called}, line {key.start_mark.line + 1}: {name} stands here for the second time (first in line "
+                f"{lines[name]}); remove one of them"
             )
-        lines[name] = line
-        _note_lines(value, name, lines, called, above)
+        lines[name] = key.start_mark.line + 1
+        _note_lines(value, name, lines, called, (*above, id(node)))
+
+
+def to_yaml(values: Any) -> str:
+    """Settings as YAML, in the order they have."""
+    writer = YAML(typ="safe", pure=True)
+    writer.Representer = _Representer
+    writer.default_flow_style, writer.width = False, 100
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    writer.dump(values, stream)
+    return stream.getvalue()
+
+
+class _Representer(SafeRepresenter):
+    """Writes text that YAML 1.1 would take for something else as quoted text, and numbers so that all readers agree."""
+
+
+def _text_node(representer: SafeRepresenter, text: str) -> ScalarNode:
+    meant = VersionedResolver(version=(1, 1)).resolve(ScalarNode, text, (True, False))
+    return representer.represent_scalar(_TAG + "str", text, None if str(meant) == _TAG + "str" else "'")
+
+
+def _float_node(representer: SafeRepresenter, value: float) -> ScalarNode:
+    node = representer.represent_float(value)
+    if "e" in node.value and "." not in node.value:  # 1e-05 is text to readers of YAML 1.1
+        node.value = node.value.replace("e", ".0e")
+    return node
+
+
+_Representer.add_representer(str, _text_node)
+_Representer.add_representer(float, _float_node)

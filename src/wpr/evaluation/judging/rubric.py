@@ -78,11 +78,12 @@ def load_rubric(name: str) -> Rubric:
 
 def read_rubric(text: str, name: str, where: str) -> Rubric:
     """Check a rubric's text; ``where`` names it in errors."""
-    import yaml
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
-        found: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        found: Any = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
         raise JudgingSettingsError(f"rubric {where} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise JudgingSettingsError(f"rubric {where} has no keys; it needs answer and user, see docs/judging.md")
