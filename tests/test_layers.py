@@ -17,7 +17,6 @@ LAYERS = [
     "transport",
     "regularizers",
     "language_models",
-    "hidden_penalties",
     "rewards",
     "ppo",
     "recipes",

@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wpr.hidden_penalties import from_hidden
     from wpr.ppo import PPOConfig, PPOTrainer
+    from wpr.ppo.scoring import from_hidden, loss_from_hidden
     from wpr.regularizers import (
         Alpha,
         ChiSquared,
@@ -40,6 +40,7 @@ __all__ = [
     "TotalVariation",
     "Wasserstein",
     "from_hidden",
+    "loss_from_hidden",
     "make_regularizer",
     "token_frequencies",
 ]
@@ -49,7 +50,8 @@ _ELSEWHERE = {
     "PPOConfig": "wpr.ppo",
     "PPOTrainer": "wpr.ppo",
     "TokenGeometry": "wpr.transport.geometry",
-    "from_hidden": "wpr.hidden_penalties",
+    "from_hidden": "wpr.ppo.scoring",
+    "loss_from_hidden": "wpr.ppo.scoring",
     "token_frequencies": "wpr.transport.geometry",
 }
 """Where names come from that are none of `wpr.regularizers`."""

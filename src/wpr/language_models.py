@@ -10,7 +10,7 @@ in bf16 for one model. Splitting the forward pass lets the caller hold a slice o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,22 @@ def positions_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
+def pad(
+    rows: Sequence[Sequence[int]], *, left: bool = False, value: int = 0, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Token ids of several sequences as one batch, padded on the right or on the left, and which of them are real (1)
+    or padding (0): two ``(B, T)``.
+    """
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), value)
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        real = slice(width - len(tokens), width) if left else slice(len(tokens))
+        ids[row, real] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, real] = 1
+    return ids.to(device), mask.to(device)
+
+
 def hidden_states(model: Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Last hidden states ``(B, T, H)`` of a causal LM or sequence classifier, without its head."""
     body = plain_model(model).base_model
@@ -46,8 +62,15 @@ def hidden_states(model: Module, input_ids: Tensor, attention_mask: Tensor) -> T
     return states
 
 
-def logits_of(model: Module, states: Tensor) -> Tensor:
-    """Next-token logits ``(N, V)`` of hidden states ``(N, H)``, as the model's own forward pass computes them."""
+def states_before(model: Module, input_ids: Tensor, attention_mask: Tensor, length: int) -> Tensor:
+    """Last hidden states ``(B, length, H)`` that predict the last ``length`` tokens of ``(B, T)``."""
+    return hidden_states(model, input_ids, attention_mask)[:, -length - 1 : -1]
+
+
+def logits_of(model: Module, states: Tensor, temperature: float = 1.0) -> Tensor:
+    """Next-token logits ``(N, V)`` of hidden states ``(N, H)``, as the model's own forward pass computes them; over a
+    temperature other than 1 in float32 at least, since a quotient rounded to bf16 is another distribution.
+    """
     plain = plain_model(model)
     head = plain.get_output_embeddings()
     logits: Tensor = head(states.to(head.weight.dtype) if not torch.is_autocast_enabled(states.device.type) else states)
@@ -59,6 +82,8 @@ def logits_of(model: Module, states: Tensor) -> Tensor:
         logits = logits * config.logit_scale
     if getattr(config, "final_logit_softcapping", None):  # Gemma 2
         logits = torch.tanh(logits / config.final_logit_softcapping) * config.final_logit_softcapping
+    if temperature != 1.0:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     return logits
 
 
@@ -170,6 +195,18 @@ def adapter_off(model: Module) -> Iterator[None]:
     finally:
         for parameter, before in trained:
             parameter.requires_grad_(before)
+
+
+@contextmanager
+def as_reference(policy: Module, reference: Module | None) -> Iterator[Module]:
+    """The model that a policy is compared with: the reference or, where that is None, the policy with its adapter off
+    for the duration.
+    """
+    if reference is not None:
+        yield reference
+        return
+    with adapter_off(policy):
+        yield policy
 
 
 @contextmanager

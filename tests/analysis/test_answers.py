@@ -29,7 +29,7 @@ def by_itself(model: torch.nn.Module, answer: Answer) -> torch.Tensor:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
 def test_logits_are_the_models_own(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.NUMBERS_AT_ONCE, "cpu", 3 * tiny.TOKENS)  # slices of three positions
+    monkeypatch.setitem(module.LOGITS_MB, "cpu", 3 * tiny.TOKENS * 4 / 2**20)  # slices of three positions
     policy, reference, answers = tiny.policy(0), tiny.policy(1), some_answers()
     parts = list(positions(policy, reference, answers, temperature=0.7, batch_size=batch_size))
     assert max(len(part.tokens) for part in parts) == 3 if batch_size > 1 else True

@@ -7,8 +7,10 @@ import torch
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.ppo import tiny
+from wpr import ReverseKL
 from wpr.language_models import check_split, hidden_states, logits_of
-from wpr.ppo.actor_critic import ActorCritic, positions_per_slice, slices_of
+from wpr.ppo.actor_critic import ActorCritic
+from wpr.ppo.scoring import PositionScorer
 
 
 def batch(width: int = 4, length: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -60,8 +62,10 @@ def test_logits_of_prompts_are_never_computed() -> None:
     ids, attention, mask = batch()
     seen = []
     model.policy.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[0]))
+    scorer = PositionScorer(ReverseKL(), tiny.policy(1))
     with torch.no_grad():
-        model(ids, attention, mask, slices=4, visit=lambda rows, logits, reference: None)
+        model(ids, attention, mask, slices=4, scorer=scorer)
+    assert scorer.positions == int(mask.sum())
     assert len(seen) == 4
     assert sum(seen) == int(mask.sum())
     assert max(seen) <= 4
@@ -122,20 +126,6 @@ def test_an_unknown_step_after_the_head_is_refused() -> None:
 
     with pytest.raises(ValueError, match="between its head and its logits"):
         check_split(Odd(tiny.config()).eval())
-
-
-def test_slices_cover_everything_once() -> None:
-    for count in (0, 1, 5, 17):
-        for slices in (1, 3, 17, 30):
-            parts = list(slices_of(count, slices))
-            assert len(parts) == slices
-            assert [i for part in parts for i in range(count)[part]] == list(range(count))
-
-
-def test_the_budget_sets_the_slice() -> None:
-    assert positions_per_slice(256_000, 1024) * 256_000 * 4 <= 2**30
-    assert positions_per_slice(256_000, 2048) == pytest.approx(2 * positions_per_slice(256_000, 1024), abs=1)
-    assert positions_per_slice(10**9, 1) == 1
 
 
 def test_a_critic_with_several_labels_is_refused() -> None:

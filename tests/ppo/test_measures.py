@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from wpr import ForwardKL, ReverseKL, TokenGeometry, Wasserstein
-from wpr.ppo.measures import LogitsError, Measures, finish, measure
+from wpr import ForwardKL, ReverseKL
+from wpr.ppo.measures import LogitsError, Measures, token_statistics
+from wpr.ppo.scoring import PositionScorer
 
 
 def logits(rows: int = 7, tokens: int = 23, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -15,15 +16,17 @@ def logits(rows: int = 7, tokens: int = 23, seed: int = 0) -> tuple[torch.Tensor
     return policy, reference, torch.randint(tokens, (rows,), generator=generator)
 
 
-def measured(regularizer, policy, reference, tokens, temperature: float = 1.0) -> Measures:
-    return finish(regularizer, [measure(regularizer, policy, reference, tokens, temperature)])
+def measured(regularizer, policy, reference, tokens) -> Measures:
+    scorer = PositionScorer(regularizer)
+    scorer.add(tokens, policy, reference)
+    assert scorer.error is None
+    return scorer.result()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_definitions(temperature: float) -> None:
+def test_definitions() -> None:
     policy, reference, tokens = logits()
-    out = measured(ForwardKL(), policy, reference, tokens, temperature)
-    p, q = (policy / temperature).double().softmax(-1), (reference / temperature).double().softmax(-1)
+    out = measured(ForwardKL(), policy, reference, tokens)
+    p, q = policy.double().softmax(-1), reference.double().softmax(-1)
     assert torch.allclose(out.log_prob.double(), p.log().gather(-1, tokens[:, None])[:, 0], atol=1e-5)
     assert torch.allclose(out.kl.double(), (p * (p / q).log()).sum(-1), atol=1e-5)
     assert torch.allclose(out.entropy.double(), -(p * p.log()).sum(-1), atol=1e-5)
@@ -35,23 +38,6 @@ def test_kl_is_reverse_kl_whatever_the_regularizer() -> None:
     own = measured(ReverseKL(), policy, reference, tokens)
     assert torch.allclose(own.kl, own.divergence, atol=1e-5)
     assert torch.equal(own.kl, measured(ForwardKL(), policy, reference, tokens).kl)
-
-
-@pytest.mark.parametrize("kind", ["reverse-kl", "semantic"])
-def test_slices_are_the_whole(kind: str) -> None:
-    """Also for a regularizer that reduces each slice and works on all of them together."""
-    policy, reference, tokens = logits()
-    weight = torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
-    geometry = TokenGeometry.from_embeddings(weight, neighbours=5)
-    regularizer = ReverseKL() if kind == "reverse-kl" else Wasserstein(geometry, k2=9)
-    whole = measured(regularizer, policy, reference, tokens)
-    parts = [measure(regularizer, policy[i:j], reference[i:j], tokens[i:j]) for i, j in ((0, 3), (3, 7))]
-    joined = finish(regularizer, parts)
-    for name in ("log_prob", "penalty", "divergence", "kl", "entropy"):
-        assert torch.equal(getattr(whole, name), getattr(joined, name))
-    direct = regularizer(policy, reference, tokens)
-    assert torch.equal(direct.penalty, whole.penalty)
-    assert direct.diagnostics.keys() == whole.diagnostics.keys()
 
 
 def test_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +53,7 @@ def test_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(getattr(by_torch, name), getattr(by_kernels, name), atol=1e-5), name
     reference[4, 2] = torch.nan
     with pytest.raises(LogitsError, match="reference") as caught:
-        measure(ReverseKL(), policy, reference, tokens, first=10)
+        token_statistics(policy, reference, tokens, first=10)
     assert caught.value.position == 14
 
 
@@ -85,6 +71,6 @@ def test_bad_logits_are_named(model: str, value: float) -> None:
     policy, reference, tokens = logits()
     (policy if model == "policy" else reference)[4, 2] = value
     with pytest.raises(LogitsError, match=model) as caught:
-        measure(ReverseKL(), policy, reference, tokens, first=10)
+        token_statistics(policy, reference, tokens, first=10)
     assert caught.value.position == 14
     assert caught.value.values["nan" if value != value else "+inf"] == 1

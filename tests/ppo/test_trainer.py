@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.ppo import tiny
 from wpr import ReverseKL, TokenGeometry, Wasserstein
 from wpr.ppo import PPOTrainer, TrainingFault
+from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.collect import Experience
+from wpr.ppo.scoring import PositionScorer
 from wpr.rewards import FunctionReward, RewardModel
 
 EVERY_STEP = {
@@ -192,16 +194,18 @@ def test_the_reward_model_scores_the_last_real_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_first_ratio_is_one_in_bf16_too(temperature: float) -> None:
     """What a slice of bf16 logits measures is what the update computes from the same logits."""
-    from torch.nn.functional import cross_entropy
-
-    from wpr.ppo.measures import measure
-
+    policy, reference = tiny.policy(0).bfloat16(), tiny.policy(1).bfloat16()
+    with torch.no_grad():
+        policy.lm_head.weight.mul_(50)
+    model = ActorCritic(policy, None)
     generator = torch.Generator().manual_seed(0)
-    policy, reference = (20 * torch.randn(2, 30, 40, generator=generator)).bfloat16()
-    tokens = torch.randint(40, (30,), generator=generator)
-    old = measure(ReverseKL(), policy, reference, tokens, temperature).log_prob
-    new = -cross_entropy(policy.float() / temperature, tokens, reduction="none")
-    assert torch.allclose(old, new, atol=1e-5)
+    ids, mask = torch.randint(3, 40, (6, 9), generator=generator), torch.ones(6, 5, dtype=torch.bool)
+    scorer = PositionScorer(ReverseKL(), reference)
+    with torch.no_grad():
+        model(ids, torch.ones_like(ids), mask, temperature, scorer=scorer)
+    new, _ = model(ids, torch.ones_like(ids), mask, temperature)
+    assert torch.allclose(scorer.result().log_prob, new.flatten(), atol=1e-5)
+    assert new.min() < -5
 
 
 def test_log_probs_at_sampling_temperature(tmp_path: Path) -> None:

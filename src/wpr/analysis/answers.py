@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.language_models import hidden_states, logits_of
+from wpr.language_models import as_reference, hidden_states, pad, plain_model
+from wpr.ppo.scoring import logits_in_slices, slice_count
 from wpr.regularizers import Regularizer
 from wpr.runs.responses import Answer
 
-NUMBERS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits of one model that exist at a time: whole responses of a large vocabulary would fill the memory."""
+LOGITS_MB = {"cpu": 64.0, "cuda": 1024.0}
+"""Memory of one model's logits, in float32, that exist at a time: whole responses of a large vocabulary would fill all
+of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,41 +39,29 @@ class Positions:
 
 @torch.no_grad()
 def positions(
-    policy: Any, reference: Any, answers: Sequence[Answer], temperature: float = 1.0, batch_size: int = 8
+    policy: Any, reference: Any | None, answers: Sequence[Answer], temperature: float = 1.0, batch_size: int = 8
 ) -> Iterator[Positions]:
     """Every token of every answer, a slice of logits at a time, both models on one device and without dropout.
 
+    reference: None is the policy with its adapter off.
     temperature: of the distributions that are compared, a run's ``logprob_temperature``.
     """
     device = next(policy.parameters()).device
-    budget = NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"])
+    vocabulary = plain_model(policy).config.get_text_config().vocab_size
     for first in range(0, len(answers), batch_size):
         batch = answers[first : first + batch_size]
-        ids, mask, wanted = _padded(batch, device)
-        states = [hidden_states(model.eval(), ids, mask) for model in (policy, reference)]
-        row, column = wanted.nonzero().unbind(-1)  # in order of answer, then of place
-        step = max(1, budget // policy.config.get_text_config().vocab_size)
-        for part in torch.arange(len(row), device=device).split(step):
-            rows, columns = row[part], column[part]
-            # The state before a token predicts it.
-            logits = [
-                logits_of(model, state[rows, columns - 1]).float() / temperature
-                for model, state in zip((policy, reference), states, strict=True)
-            ]
-            yield Positions(rows + first, ids[rows, columns], *logits)
-
-
-def _padded(batch: Sequence[Answer], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, which of them are real, and which belong to a response: three ``(B, T)``."""
-    longest = max(len(one.prompt_ids) + len(one.response_ids) for one in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    mask, wanted = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
-    for row, one in enumerate(batch):
-        start, end = len(one.prompt_ids), len(one.prompt_ids) + len(one.response_ids)
-        ids[row, :end] = torch.tensor([*one.prompt_ids, *one.response_ids])
-        mask[row, :end] = 1
-        wanted[row, start:end] = True
-    return ids.to(device), mask.to(device), wanted.to(device)
+        ids, mask = pad([[*one.prompt_ids, *one.response_ids] for one in batch], device=device)
+        starts = torch.tensor([[len(one.prompt_ids)] for one in batch], device=device)
+        in_response = mask.bool() & (torch.arange(ids.shape[1], device=device) >= starts)
+        row, column = in_response.nonzero().unbind(-1)  # in order of answer, then of place
+        before = row, column - 1  # the state before a token predicts it
+        policy_states = hidden_states(policy.eval(), ids, mask)[before]
+        with as_reference(policy, reference) as model:
+            reference_states = hidden_states(model.eval(), ids, mask)[before]
+        slices = slice_count(len(row), vocabulary, LOGITS_MB.get(device.type, LOGITS_MB["cuda"]), 4)
+        for rows, *logits in logits_in_slices(policy, policy_states, reference, reference_states, slices, temperature):
+            yield Positions(row[rows] + first, ids[in_response][rows], *(one.float() for one in logits))
+            del logits
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.analysis.answers import positions
 from wpr.analysis.context import AnalysisContext, Found, noted
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series, slug
-from wpr.language_models import adapter_off, hidden_states, is_peft, logits_of
+from wpr.language_models import is_peft
 from wpr.regularizers import Regularizer, ReverseKL, Wasserstein
 from wpr.regularizers.wasserstein import TransportPlan
+from wpr.runs.responses import Answer
 
 OTHER_TOKENS = "(all other tokens)"
 """The text of the support's leftover entry."""
@@ -115,22 +117,22 @@ def study_response(
         )
     if reference is None and not is_peft(policy):
         raise ValueError(f"{type(policy).__name__} has no adapter to switch off; pass the reference model")
-    ids = torch.tensor([[*prompt_ids, *response_ids]], device=wasserstein.geometry.embeddings.device)
-    start = len(prompt_ids)
-    policy_logits = _response_logits(policy, ids, start, temperature)
-    if reference is None:
-        with adapter_off(policy):
-            reference_logits = _response_logits(policy, ids, start, temperature)
-    else:
-        reference_logits = _response_logits(reference, ids, start, temperature)
+    training = policy.training
     decode = token_text(tokenizer)
+    answer = Answer(number, "", "", list(prompt_ids), list(response_ids))
+    tokens = [
+        token
+        for part in positions(policy, reference, [answer], temperature)
+        for token in case_study(part.policy, part.reference, part.tokens, decode, kl, wasserstein)
+    ]
+    policy.train(training)
     return {
         "number": number,
         "prompt": tokenizer.decode(list(prompt_ids), skip_special_tokens=True),
         "response": tokenizer.decode(list(response_ids), skip_special_tokens=True),
         "score": score,
         "gold": gold,
-        "tokens": case_study(policy_logits, reference_logits, ids[0, start:], decode, kl, wasserstein),
+        "tokens": tokens,
     }
 
 
@@ -291,17 +293,6 @@ def _bytes_of(piece: str) -> bytes | None:
     if fallback:
         return bytes.fromhex(fallback[1])
     return bytes(_BYTES[character] for character in piece) if set(piece) <= set(_BYTES) else None
-
-
-@torch.no_grad()
-def _response_logits(model: Any, ids: Tensor, start: int, temperature: float) -> Tensor:
-    """Logits ``(P, V)`` that predict the tokens of ``ids`` ``(1, T)`` from ``start`` on, without dropout."""
-    training = model.training
-    model.eval()
-    states = hidden_states(model, ids, torch.ones_like(ids))[0, start - 1 : -1]
-    logits = logits_of(model, states)
-    model.train(training)
-    return logits if temperature == 1 else logits.float() / temperature
 
 
 def _number(value: Tensor | float) -> float | None:

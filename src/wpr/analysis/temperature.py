@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from wpr.analysis.context import AnalysisContext, Found, UnavailableError
 from wpr.config.functions import import_function
 from wpr.errors import OptionError
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
+from wpr.language_models import pad
 from wpr.rewards import Completions, FunctionReward, RewardModel
 from wpr.runs.finished_run import REFERENCE
 from wpr.runs.responses import ResponseFile, drawn_at, read_responses
@@ -125,12 +124,9 @@ def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: in
         part = rows[first : first + size]
         answers = [context.run.answer_of(row, index) for index, row in enumerate(part)]
         tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
-        width = max(map(len, tokens))
-        ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in tokens], device=context.run.device)
-        last = torch.tensor([len(one) - 1 for one in tokens], device=context.run.device)
-        mask = (torch.arange(width, device=context.run.device) <= last.unsqueeze(-1)).long()
+        ids, mask = pad(tokens, device=context.run.device)
         prompts, responses = [row.prompt for row in part], [row.response for row in part]
-        values = scorer(Completions(prompts, responses, ids, mask, last))
+        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1))
         found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}
     return found
 

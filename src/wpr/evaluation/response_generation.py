@@ -220,25 +220,16 @@ def batches(prompts: Sequence[EncodedPrompt], size: int) -> Iterator[list[Encode
 
 def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: SamplingParams) -> list[Response]:
     """One response to each prompt of a batch, all of one temperature."""
-    import torch
-
+    from wpr.language_models import pad
     from wpr.ppo.generation import GenerationError, TransformersGeneration
     from wpr.ppo.rollout import Prompts
 
     own = batch[0].temperature
     drawing = drawing if own is None else replace(drawing, temperature=own)
-    width = max(len(asked.input_ids) for asked in batch)
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    mask = torch.zeros(len(batch), width, dtype=torch.long)
-    for row, asked in enumerate(batch):
-        ids[row, width - len(asked.input_ids) :] = torch.tensor(asked.input_ids)
-        mask[row, width - len(asked.input_ids) :] = 1
-    device = speaker.model.device
+    prompts = Prompts(*pad([asked.input_ids for asked in batch], left=True, device=speaker.model.device))
     seeds = [seed_of(drawing.seed, asked) for asked in batch]
     try:
-        found = TransformersGeneration().generate(
-            speaker.model, Prompts(ids.to(device), mask.to(device)), drawing.sampling(speaker.stops), seeds
-        )
+        found = TransformersGeneration().generate(speaker.model, prompts, drawing.sampling(speaker.stops), seeds)
     except GenerationError as error:
         raise DataError(
             f"{speaker.name} gives no probabilities for token {error.position} of its response to prompt "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.language_models import pad
 from wpr.model_loading import load_scorer, load_tokenizer, lora_config, save_model
 from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
@@ -60,17 +61,16 @@ def train_reward(stage: Stage) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def score_pairs(trainer: Any, rows: list[dict[str, Any]], pad: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def score_pairs(trainer: Any, rows: list[dict[str, Any]], padding: int, batch_size: int) -> tuple[Tensor, Tensor]:
     """Scores ``(N,)`` of the chosen and of the rejected completions."""
     model = trainer.model.eval()
     found: dict[str, list[Tensor]] = {"chosen_ids": [], "rejected_ids": []}
     for start in range(0, len(rows), batch_size):
         for name, scores in found.items():
-            ids = [torch.tensor(row[name]) for row in rows[start : start + batch_size]]
-            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad)
-            mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+            part = [row[name] for row in rows[start : start + batch_size]]
+            ids, mask = pad(part, value=padding, device=trainer.args.device)
             with trainer.compute_loss_context_manager():
-                logits = model(batch.to(trainer.args.device), attention_mask=mask.to(trainer.args.device)).logits
+                logits = model(ids, attention_mask=mask).logits
             scores.append(logits.squeeze(-1).float().cpu())
     return torch.cat(found["chosen_ids"]), torch.cat(found["rejected_ids"])
 

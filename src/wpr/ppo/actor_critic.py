@@ -8,9 +8,7 @@ Logits are computed for response positions only, and for one slice of them at a 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,23 +16,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from wpr.language_models import adapter_off, hidden_states, is_peft, logits_of, plain_model, scalar_head, scores_at
-
-Visit = Callable[[slice, Tensor, Tensor | None], None]
-"""Called for each slice of positions with the policy's logits ``(p, V)`` and, where the reference is the policy
-without its adapter, the reference's.
-"""
-
-WORKING_COPIES = 9
-"""Float32 copies of one slice's logits that exist at a time: both models' logits and what is computed from them.
-Measured on an H200, 2,048 positions of 49,152 tokens in bf16: 6.2, and 8.2 with a temperature other than 1. The
-workspace of the Wasserstein solvers has a limit of its own (`transport.sinkhorn.chunk_size`).
-"""
-
-
-def positions_per_slice(vocabulary: int, budget_mb: float) -> int:
-    """How many positions' logits fit the memory budget."""
-    return max(1, int(budget_mb * 2**20 / (4 * WORKING_COPIES * vocabulary)))
+from wpr.language_models import (
+    as_reference,
+    is_peft,
+    logits_of,
+    plain_model,
+    scalar_head,
+    scores_at,
+    states_before,
+)
+from wpr.ppo.scoring import PositionScorer, logits_in_slices, slices_of
 
 
 class ActorCritic(nn.Module):
@@ -63,69 +54,49 @@ class ActorCritic(nn.Module):
         mask: Tensor,
         temperature: float = 1.0,
         slices: int = 1,
-        visit: Visit | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        scorer: PositionScorer | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
         """Log-probabilities of the response tokens and values of the states before them, ``(B, L)`` each, in float32.
 
         input_ids, attention_mask: ``(B, T)``; mask: ``(B, L)``, True on real response tokens.
+        temperature: of the policy's distribution, and of the reference's.
         slices: in how many parts the logits are computed. Under sharding all processes must say the same.
-        visit: if given, it is handed every slice's logits, at temperature 1, and log-probabilities are left to it
-            (zeros are returned).
+        scorer: if given, it gets the logits of policy and reference, and what it makes of them takes the place of the
+            log-probabilities: None is returned for them.
         """
         length = mask.shape[1]
-        start = input_ids.shape[1] - length
-        everything = hidden_states(self.policy, input_ids, attention_mask)
-        states = everything[:, start - 1 : start - 1 + length]
-        values = self._values(states, input_ids, attention_mask, start, length)
-        chosen, tokens = states[mask], input_ids[:, start:][mask]
-        log_probs = torch.zeros(mask.shape, device=mask.device)
-        if visit is not None:
-            self._visit(visit, chosen, slices, input_ids, attention_mask, mask)
-        else:
-            parts = [
-                self._log_probs(chosen[rows], tokens[rows], temperature, recompute=slices > 1)
-                for rows in slices_of(len(chosen), slices)
-            ]
-            log_probs = log_probs.masked_scatter(mask, torch.cat(parts))
-        return log_probs, values
+        states = states_before(self.policy, input_ids, attention_mask, length)
+        values = self._values(states, input_ids, attention_mask)
+        chosen, tokens = states[mask], input_ids[:, -length:][mask]
+        if scorer is not None:
+            with as_reference(self.policy, scorer.reference) as model:
+                reference = states_before(model, input_ids, attention_mask, length)[mask]
+            for rows, policy_logits, reference_logits in logits_in_slices(
+                self.policy, chosen, scorer.reference, reference, slices, temperature
+            ):
+                scorer.add(tokens[rows], policy_logits, reference_logits)
+                del policy_logits, reference_logits
+            return None, values
+        parts = [
+            self._log_probs(chosen[rows], tokens[rows], temperature, recompute=slices > 1)
+            for rows in slices_of(len(chosen), slices)
+        ]
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(parts)), values
 
-    def _values(self, states: Tensor, input_ids: Tensor, attention_mask: Tensor, start: int, length: int) -> Tensor:
+    def _values(self, states: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         if hasattr(self, "value_head"):
             return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()  # type: ignore[no-any-return]
-        critic_states = hidden_states(self.critic, input_ids, attention_mask)
-        return scores_at(self.critic, critic_states[:, start - 1 : start - 1 + length])
+        return scores_at(self.critic, states_before(self.critic, input_ids, attention_mask, states.shape[1]))
 
     def _log_probs(self, states: Tensor, tokens: Tensor, temperature: float, recompute: bool) -> Tensor:
         """Of the tokens ``(p,)``. With several slices, logits are computed again in the backward pass, not kept."""
 
         def compute(states: Tensor) -> Tensor:
-            logits = logits_of(self.policy, states).float() / temperature
-            return -cross_entropy(logits, tokens, reduction="none")
+            return -cross_entropy(logits_of(self.policy, states, temperature).float(), tokens, reduction="none")
 
         if recompute and torch.is_grad_enabled():
             return checkpoint(compute, states, use_reentrant=False)  # type: ignore[no-any-return]
         return compute(states)
-
-    def _visit(
-        self, visit: Visit, states: Tensor, slices: int, input_ids: Tensor, attention_mask: Tensor, mask: Tensor
-    ) -> None:
-        reference = None
-        if self.own_reference:
-            length = mask.shape[1]
-            start = input_ids.shape[1] - length
-            with adapter_off(self.policy):
-                everything = hidden_states(self.policy, input_ids, attention_mask)
-            reference = everything[:, start - 1 : start - 1 + length][mask]
-        for rows in slices_of(len(states), slices):
-            logits = logits_of(self.policy, states[rows])
-            reference_logits = None
-            if reference is not None:
-                with adapter_off(self.policy):
-                    reference_logits = logits_of(self.policy, reference[rows])
-            visit(rows, logits, reference_logits)
-
-    own_reference = False
-    """Whether the reference is the policy with its adapter off."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """The policy's ``generate``; through this module, so that FSDP gathers what is sharded here."""
@@ -172,12 +143,3 @@ class ActorCritic(nn.Module):
     def gradient_checkpointing_disable(self) -> None:
         for part in self.parts:
             plain_model(part).gradient_checkpointing_disable()
-
-
-def slices_of(count: int, slices: int) -> Iterator[slice]:
-    """``slices`` contiguous parts of ``count`` positions, as equal as can be; some are empty if there are more parts
-    than positions.
-    """
-    bounds = [math.floor(count * part / slices) for part in range(slices + 1)]
-    for start, stop in pairwise(bounds):
-        yield slice(start, stop)

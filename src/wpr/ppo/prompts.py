@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Sampler
+
+from wpr.language_models import pad
 
 
 class PromptCollator:
@@ -24,12 +25,7 @@ class PromptCollator:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate, keeping the last ``max_length`` tokens of each prompt."""
         tokens = [self.tokens(row) for row in rows]
-        width = max(len(ids) for ids in tokens)
-        input_ids = torch.zeros(len(rows), width, dtype=torch.long)
-        attention_mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for i, ids in enumerate(tokens):
-            input_ids[i, width - len(ids) :] = torch.tensor(ids)
-            attention_mask[i, width - len(ids) :] = 1
+        input_ids, attention_mask = pad(tokens, left=True)
         own = ("prompt", "input_ids", "attention_mask")
         names = [name for name in rows[0] if name not in own]
         return {

@@ -137,7 +137,6 @@ class PPOTrainer(ActorCriticTrainer):
             )
         use_one_gpu(args)
         actor_critic = ActorCritic(policy, critic)
-        actor_critic.own_reference = own_reference
         if args.disable_dropout:
             without_dropout(actor_critic)
         super().__init__(

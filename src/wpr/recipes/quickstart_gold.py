@@ -76,6 +76,8 @@ def log_likelihoods(prompts: Sequence[str], responses: Sequence[str]) -> list[fl
     """Mean log-probability a token of each response after its prompt, under pico; of an empty one, that of a space."""
     import torch
 
+    from wpr.language_models import pad
+
     model, tokenizer = load_pico()
     limit = model.config.max_position_embeddings
     rows = []
@@ -87,14 +89,10 @@ def log_likelihoods(prompts: Sequence[str], responses: Sequence[str]) -> list[fl
     order = sorted(range(len(rows)), key=lambda row: sum(map(len, rows[row])))  # alike in length: little padding
     for start in range(0, len(order), BATCH):
         part = order[start : start + BATCH]
-        width = max(len(rows[row][0]) + len(rows[row][1]) for row in part)
-        ids = torch.full((len(part), width), tokenizer.pad_token_id)
-        counted = torch.zeros((len(part), width), dtype=torch.bool)
-        for place, row in enumerate(part):
-            before, after = rows[row]
-            ids[place, : len(before) + len(after)] = torch.tensor(before + after)
-            counted[place, len(before) : len(before) + len(after)] = True
-        ids, counted = ids.to(model.device), counted.to(model.device)
+        joined = [[*rows[row][0], *rows[row][1]] for row in part]
+        ids, mask = pad(joined, value=tokenizer.pad_token_id, device=model.device)
+        starts = torch.tensor([[len(rows[row][0])] for row in part], device=model.device)
+        counted = mask.bool() & (torch.arange(ids.shape[1], device=model.device) >= starts)
         with torch.no_grad():  # padding stands behind, where causal attention does not see it
             logits = model(ids[:, :-1]).logits.float()
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")

@@ -1,0 +1,37 @@
+"""Batches of token lists, and logits at a temperature."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from wpr.language_models import hidden_states, logits_of, pad, states_before
+
+
+def test_padding_on_either_side() -> None:
+    ids, mask = pad([[5, 6, 7], [8], []], value=9)
+    assert ids.tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
+    assert mask.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
+    ids, mask = pad([[5, 6, 7], [8], []], left=True)
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8], [0, 0, 0]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+    assert (ids.dtype, mask.dtype) == (torch.int64, torch.int64)
+
+
+@torch.no_grad()
+def test_states_before_the_last_tokens() -> None:
+    model, ids = tiny.policy(), torch.arange(3, 13).reshape(2, 5)
+    whole = hidden_states(model, ids, torch.ones_like(ids))
+    assert torch.equal(states_before(model, ids, torch.ones_like(ids), 3), whole[:, 1:4])
+    assert states_before(model, ids, torch.ones_like(ids), 0).shape == (2, 0, 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_temperature_is_not_rounded_to_bf16(temperature: float) -> None:
+    model = tiny.policy().bfloat16()
+    states = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    plain, found = logits_of(model, states), logits_of(model, states, temperature)
+    assert plain.dtype == torch.bfloat16
+    assert torch.equal(found.float(), plain.float() / temperature)
