@@ -63,9 +63,12 @@ class ChosenModels:
 
     def folder(self, output: Path | None, *parts: str) -> Path:
         """``output``, or where none is named one within the run's folder."""
+        from wpr.errors import OptionError
+
         if output is not None:
             return output
-        assert self.run is not None
+        if self.run is None:
+            raise OptionError("--model needs a folder for the results; name it with -o")
         return self.run.folder.joinpath(*parts)
 
     def load(self, path: str, settings: DataSettings, tokenizer: Any) -> LoadedModel:

@@ -95,11 +95,11 @@ def mt_bench(
 
     generation.one_of_both(run, model)
     asked, heat = _read(questions, references, limit, temperature or [])
-    _check_output(run, output)
     limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout)
     asking = judges.AskingOptions(limits, price_in, price_out, yes, dry_run)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
     chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device)
+    chosen.folder(output)  # refused now, not after the first answers
     bench = _Bench(asked, heat, SamplingParams(0.0, top_k, top_p, max_new_tokens, seed), chosen, output)
     answers = {name: bench.answer(name, path) for name, path in chosen.paths.items()}
     say(f"answers to {len(asked)} questions are in {bench.answer_folder}")
@@ -118,13 +118,6 @@ def _read(
         raise OptionError("there are no questions; name a file in MT-Bench's format with --questions question.jsonl")
     questions = read_questions(path, references, limit)
     return questions, temperatures(questions, _temperatures(given, {question.category for question in questions}))
-
-
-def _check_output(run: Path | None, output: Path | None) -> None:
-    from wpr.errors import OptionError
-
-    if run is None and output is None:
-        raise OptionError("--model needs a folder for the results; name it with -o")
 
 
 @dataclass(frozen=True)
