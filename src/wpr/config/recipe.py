@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from wpr.config.typed import Where, build, check_fields, field_types, unknown
 from wpr.data import DataSettings, SplitSettings
@@ -19,6 +19,9 @@ from wpr.data.rows import shown
 from wpr.errors import RecipeError
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.stage_names import FOLDER_NAME
+
+if TYPE_CHECKING:
+    from wpr.config.recipe_file import RecipeSource
 
 STAGES = ("sft", "reward", "ppo")
 OWNED = {
@@ -137,18 +140,6 @@ class SweepSettings:
             raise ValueError("a sweep needs policies, a grid, or both")
 
 
-class Source(Protocol):
-    """What a recipe was made from, and its policies' recipes can be made from again."""
-
-    def recipe(self, policy: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-        """The recipe, or that of one policy with dotted changes."""
-        ...
-
-    def where(self, key: str, policy: str | None = None) -> str:
-        """Words for where a dotted key was set."""
-        ...
-
-
 @dataclass
 class Recipe:
     """An experiment. Sections `sft`, `reward` and `ppo` hold the fields of TRL's ``SFTConfig`` and ``RewardConfig`` and
@@ -181,7 +172,7 @@ class Recipe:
     train: list[str] | None = None
     sweeps: dict[str, SweepSettings] = field(default_factory=dict)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    source: Source | None = field(default=None, init=False, repr=False, compare=False)
+    source: RecipeSource | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def folder(self) -> Path:
