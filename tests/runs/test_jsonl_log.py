@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from wpr.data.rows import DataError
-from wpr.runs.jsonl_log import Journal, differences, read_lines
+from wpr.runs.jsonl_log import Journal, read_finished
 
 HEADER = {"sampling": {"temperature": 0.5, "top_k": 0}, "seed": 0, "model": "a"}
 
@@ -28,14 +28,19 @@ def test_goes_on_and_finishes(tmp_path: Path) -> None:
         assert not (tmp_path / "x.jsonl").exists()
         second.finish(second.rows[::-1])
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
-    header, rows = read_lines(tmp_path / "x.jsonl")
+    header, rows = read_finished(tmp_path / "x.jsonl")
     assert header == HEADER
     assert rows == [{"n": 1}, {"n": "\u2028é"}, {"n": 2}]
 
 
-@pytest.mark.parametrize(("cut", "kept"), [*((cut, [{"n": 1}]) for cut in range(1, 17)), (17, []), (90, [])])
+BOTH = [{"n": 1}, {"n": "äää"}]
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"), [(1, BOTH), *((cut, BOTH[:1]) for cut in range(2, 18)), (18, []), (25, []), (26, []), (90, [])]
+)
 def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path, cut: int, kept: list[Any]) -> None:
-    """Wherever the writing stopped, within the header too."""
+    """Wherever the writing stopped, within the header too. A line that lacks its end only is kept."""
     with journal(tmp_path) as first:
         first.append([{"n": 1}, {"n": "äää"}])
     path = tmp_path / "x.jsonl.partial"
@@ -75,7 +80,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
         third.finish(third.rows)
     finished = tmp_path / "x.jsonl"
     finished.write_bytes(BOM_UTF8 + finished.read_bytes())
-    assert read_lines(finished) == (HEADER, [{"n": 1}, {"n": 2}])
+    assert read_finished(finished) == (HEADER, [{"n": 1}, {"n": 2}])
 
 
 def test_a_line_that_cannot_be_gone_on_with_is_named(tmp_path: Path) -> None:
@@ -116,5 +121,11 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_differences_name_what_is_new_and_gone() -> None:
-    assert differences({"a": 1, "b": {"c": 2}}, {"b": {"c": 3}, "d": None}) == ["a: 1 -> None", "b.c: 2 -> 3"]
+def test_a_setting_that_came_later_is_none_in_older_headers(tmp_path: Path) -> None:
+    with journal(tmp_path) as first:
+        first.append([{"n": 1}])
+    later = HEADER | {"adapter": None, "sampling": {"temperature": 0.5, "top_k": 0, "min_p": None}}
+    with journal(tmp_path, later) as second:
+        assert second.rows == [{"n": 1}]
+    with pytest.raises(DataError, match=r"adapter: not set -> 'x'\)"), journal(tmp_path, HEADER | {"adapter": "x"}):
+        pass

@@ -15,7 +15,7 @@ from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Series
 from wpr.rewards.code import Limits, Outcome, Runner
 from wpr.runs.fingerprints import content_fingerprint
-from wpr.runs.jsonl_log import Journal, read_lines, refuse_other_header
+from wpr.runs.jsonl_log import Journal, read_finished, refuse_other_header
 from wpr.runs.responses import ResponseFile
 
 KINDS = ("passed", "wrong", "error", "timeout", "syntax")
@@ -79,7 +79,7 @@ def run_programs(
         "limits": asdict(limits),
     }
     if path.exists():
-        old, rows = read_lines(path)
+        old, rows = read_finished(path)
         refuse_other_header(path, old, header, restart)
         advance(len(tasks))
         return [_tried(row, str(path)) for row in rows]

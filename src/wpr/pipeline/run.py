@@ -19,7 +19,8 @@ from wpr.pipeline.environment import command_line, machine, versions
 from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import Stage, is_main_process, peak_memory, reset_peak_memory, wait_for_everyone
-from wpr.runs.folder import RunFolder, StageRecord, differences, digest, now
+from wpr.runs.fingerprints import differences, digest
+from wpr.runs.folder import RunFolder, StageRecord, now
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,14 @@
-"""Fingerprints that say whether two files of responses came from the same weights and the same tokenizer."""
+"""What tells whether two things were made alike: fingerprints of weights, tokenizers and settings, and differences."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wpr.data.rows import DataError
+from wpr.data.rows import DataError, shown
 
 KINDS = ("*.safetensors", "*.bin", "*.gguf")
 """Files of weights, the first kind that a folder has; some folders hold the same weights in two kinds."""
@@ -49,6 +50,25 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def content_fingerprint(values: Any) -> str:
     """SHA-256 of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def digest(values: Any) -> str:
+    """A short fingerprint of plain values."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted settings that differ, as ``key: old -> new``."""
+    found = []
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{key}.")
+        elif key not in old or key not in new or before != after:
+            sides = (shown(side[key], 200) if key in side else "not set" for side in (old, new))
+            found.append(f"{prefix}{key}: {' -> '.join(sides)}")
+    return found
 
 
 def _cached(name: str, revision: str | None) -> Path:

@@ -19,10 +19,9 @@ A stage is done when the manifest says so; the model is moved to its place befor
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,25 +148,3 @@ class RunFolder:
 def now() -> str:
     """The time, as manifests have it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def digest(values: Any) -> str:
-    """A short fingerprint of plain values."""
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted settings that differ, as ``key: old -> new``."""
-    found = []
-    for key in sorted({*old, *new}):
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if key not in old or key not in new:
-            found.append(f"{name}: not set -> {new[key]!r}" if key in new else f"{name}: {old[key]!r} -> not set")
-            continue
-        before, after = old[key], new[key]
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, name)
-        elif before != after:
-            found.append(f"{name}: {before!r} -> {after!r}")
-    return found

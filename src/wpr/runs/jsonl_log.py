@@ -1,4 +1,6 @@
-"""A file that is written line by line and outlives whoever writes it: after ``kill -9`` the next process goes on.
+"""JSONL files that outlive whoever writes them: after ``kill -9`` the next process goes on.
+
+`LogFile` is a file that one process at a time appends lines to. `Journal` is one that becomes a finished file:
 
     {"header": {...}}      what decides the lines; a process that would write others is refused
     {...}                  a result a line, on the disk before the next ones are begun
@@ -13,21 +15,97 @@ import fcntl
 import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from wpr.atomic_io import write_atomically
 from wpr.data.rows import DataError, shown
+from wpr.runs.fingerprints import differences
 from wpr.runs.responses import PARTIAL
 
 IGNORED_KEYS = ("model", "versions", "device", "made")
 """Parts of a header that may change between two processes: weights go by their fingerprint, not by their place."""
 
+REMEDY = "delete the line, or the file to start anew"
 
-class Journal:
-    """The file that grows, held by one process at a time; use it in ``with``.
+
+class LogFile:
+    """A file that one process at a time appends lines to; use it in ``with``.
+
+    A line is on the disk when `write` returns, and never changed. The lock goes with the process, however that ends.
+    A sudden end can leave a last line that is cut off: it is removed when the file is opened again. One that lacks its
+    line end only is kept.
+
+    in_use: what is raised where another process has the file.
+    content: the lines that were there. removed: bytes of the line that was cut off.
+    """
+
+    def __init__(self, path: Path, in_use: Exception) -> None:
+        self.path = path
+        self.in_use = in_use
+        self.content = b""
+        self.removed = 0
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._open()
+        try:
+            self.content = self._repaired(self.path.read_bytes())
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, text: str) -> None:
+        """Put lines at the end, each with its line end, and return when the disk has them."""
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
+
+    def clear(self) -> None:
+        """Forget all lines."""
+        self._file.truncate(0)
+
+    def _open(self) -> None:
+        while True:
+            # Every write goes to the end: whatever happens, a line that is in the file is not overwritten.
+            self._file = self.path.open("ab", buffering=0)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever held it may have finished and removed it since it was opened here.
+                if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:
+                    return
+            except BlockingIOError:
+                self._file.close()
+                raise self.in_use from None
+            except FileNotFoundError:
+                pass
+            self._file.close()
+
+    def _repaired(self, content: bytes) -> bytes:
+        whole = content.rfind(b"\n") + 1
+        tail = content[whole:]
+        if not tail:
+            return content
+        if _is_object(tail):
+            self.write("\n")
+            return content + b"\n"
+        self.removed = len(tail)
+        self._file.truncate(whole)
+        os.fsync(self._file.fileno())
+        return content[:whole]
+
+
+class Journal(LogFile):
+    """A file that grows until it is finished.
 
     target: where the finished file will be. header: what decides the lines.
     restart: what to tell the user to do where a file was made by another header.
@@ -42,16 +120,18 @@ class Journal:
         restart: str,
         check: Callable[[dict[str, Any], str], object] = lambda row, where: None,
     ) -> None:
+        path = target.with_name(target.name + PARTIAL)
+        super().__init__(
+            path, DataError(f"another process is writing {path}; wait for it, or write to another folder with -o")
+        )
         self.target = target
-        self.path = target.with_name(target.name + PARTIAL)
         self.header = json.loads(json.dumps(header))  # as it will be read again
         self.restart = restart
         self.check = check
         self.rows: list[dict[str, Any]] = []
 
-    def __enter__(self) -> Journal:
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        self._open()
+    def __enter__(self) -> Self:
+        super().__enter__()
         try:
             self._take_up()
         except BaseException:
@@ -59,51 +139,22 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Put lines at the end, and return when the disk has them."""
+        """Put results at the end, and return when the disk has them."""
         kept = [dict(row) for row in rows]
-        self._write(kept)
+        self.write(_lines(kept))
         self.rows += kept
 
-    def finish(self, rows: Sequence[Mapping[str, Any]]) -> Path:
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Make the finished file of these lines and forget the growing one."""
-        write_lines(self.target, self.header, rows)
+        write_atomically(self.target, _lines([{"header": self.header}, *rows]))
         self.path.unlink(missing_ok=True)
-        return self.target
-
-    def _open(self) -> None:
-        while True:
-            self._file = self.path.open("a+b")
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever held it may have finished and removed it since it was opened here.
-                if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:
-                    return
-            except BlockingIOError:
-                self._file.close()
-                raise DataError(
-                    f"another process is writing {self.path}; wait for it, or write to another folder with -o"
-                ) from None
-            except FileNotFoundError:
-                pass
-            self._file.close()
 
     def _take_up(self) -> None:
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a sudden end
-        values = _read_all(whole, self.path)
-        if len(whole) < len(content):
-            self._file.truncate(len(whole))
-            os.fsync(self._file.fileno())
+        values = list(read_objects(self.content, self.path))
         if len(values) < 2:  # nothing was made by whatever the header says
-            self._file.truncate(0)
-            self._write([{"header": self.header}])
+            self.clear()
+            self.write(_lines([{"header": self.header}]))
             return
         (_, header), *rows = values
         refuse_other_header(self.path, header.get("header"), self.header, self.restart)
@@ -116,25 +167,14 @@ class Journal:
                 ) from None
         self.rows = [row for _, row in rows]
 
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
-
-def write_lines(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A header and lines, as a file that is there as a whole or not at all."""
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in [{"header": header}, *rows])
-    write_atomically(path, "".join(lines))
-
-
-def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_finished(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header and the lines of a finished file."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    values = [row for _, row in _read_all(content, path)]
+    values = [row for _, row in read_objects(content, path)]
     if not values or not isinstance(values[0].get("header"), dict):
         raise DataError(f"{path} does not begin with a header; delete it, and run the command again")
     return values[0]["header"], values[1:]
@@ -150,35 +190,40 @@ def refuse_other_header(path: Path, found: Any, wanted: Mapping[str, Any], resta
         raise DataError(f"{path} was made otherwise ({'; '.join(changed[:5])}{more}); {restart}")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Settings that differ, dotted, as ``name: old -> new``."""
-    found = []
-    for key in dict.fromkeys([*old, *new]):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            found.append(f"{prefix}{key}: {shown(before)} -> {shown(after)}")
-    return found
+def lines_of(content: bytes) -> list[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers, without the byte order mark that an editor may have added."""
+    lines = enumerate(content.removeprefix(BOM_UTF8).split(b"\n"), 1)
+    return [(number, line) for number, line in lines if line.strip()]
+
+
+def read_objects(content: bytes, path: Path, remedy: str = REMEDY) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The object of each line, with the line's number; `DataError` names the line that holds none."""
+    for number, line in lines_of(content):
+        try:
+            values = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number} is damaged ({error}): {shown(line)}; {remedy}") from None
+        if not isinstance(values, dict):
+            raise DataError(f"{path}:{number} is {shown(values)}, no object; {remedy}")
+        yield number, values
 
 
 def _outcome_settings(header: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in header.items() if name not in IGNORED_KEYS}
+    return _set({name: value for name, value in header.items() if name not in IGNORED_KEYS})
 
 
-def _read_all(content: bytes, path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The lines that are not blank, with their numbers, without the byte order mark that an editor may have added."""
-    lines = enumerate(content.removeprefix(BOM_UTF8).split(b"\n"), 1)
-    return [(number, _read(line, path, number)) for number, line in lines if line.strip()]
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without None, which a setting that came later is in older headers."""
+    kept = {name: value for name, value in values.items() if value is not None}
+    return {name: _set(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def _read(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _is_object(line: bytes) -> bool:
     try:
-        values = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}:{number} is damaged ({error}): {shown(line)}; delete the line, or the file to start anew"
-        ) from None
-    if not isinstance(values, dict):
-        raise DataError(f"{path}:{number} is {shown(values)}, no object; delete the line, or the file to start anew")
-    return values
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

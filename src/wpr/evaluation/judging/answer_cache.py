@@ -1,22 +1,17 @@
-"""Answers on disk, one a line, each written through to the disk before anything else is done with it.
-
-A line is never changed. A process that is killed can leave a last line that is cut off: it is removed when the file is
-opened again. One process at a time writes to a file; its lock goes with the process, however that ends.
-"""
+"""Answers on disk, one a line, each written through to the disk before anything else is done with it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from wpr.evaluation.judging.questions import JudgingError, Reply
+from wpr.runs.jsonl_log import LogFile, lines_of
 
 
 def key_of(identity: Mapping[str, Any], asked: Any) -> str:
@@ -32,33 +27,31 @@ class AnswerCache:
         self.path = path
         self.notes: list[str] = []
         self._replies: dict[str, Reply] = {}
-        self._file: int | None = None
+        self._log: LogFile | None = None
 
     @classmethod
     def look(cls, path: Path) -> AnswerCache:
         """The answers that are there, without a lock and without changing anything."""
         cache = cls(path)
-        cache._read(path.read_bytes() if path.is_file() else b"")
+        content = path.read_bytes() if path.is_file() else b""
+        cache._read(content[: content.rfind(b"\n") + 1])  # what follows may be a line that is being written
         return cache
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[AnswerCache]:
         """Open it for `put`, alone."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # O_APPEND: whatever happens, an answer that is in the file is not overwritten.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
+        in_use = f"another process is asking judges with {self.path}; wait for it, or choose another folder"
+        with LogFile(self.path, JudgingError(in_use)) as self._log:
+            if self._log.removed:
+                self.notes.append(
+                    f"{self.path} ended in the middle of a line ({self._log.removed} bytes, of an interrupted write); "
+                    "they were removed"
+                )
+            self._read(self._log.content)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise JudgingError(
-                    f"another process is asking judges with {self.path}; wait for it, or choose another folder"
-                ) from None
-            self._repair(self._file)
-            yield self
-        finally:
-            os.close(self._file)  # and with it goes the lock
-            self._file = None
+                yield self
+            finally:
+                self._log = None
 
     def get(self, key: str) -> Reply | None:
         """The answer of this key, if it ever came."""
@@ -69,54 +62,27 @@ class AnswerCache:
 
     def put(self, key: str, reply: Reply) -> None:
         """Keep an answer: it is on the disk when this returns."""
-        if self._file is None:
+        if self._log is None:
             raise RuntimeError(f"{self.path} is not open for writing; use `with cache.writing():`")
-        line = json.dumps({"key": key, **vars(reply), "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, ensure_ascii=True)
-        rest = memoryview((line + "\n").encode("ascii"))
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        os.fsync(self._file)
+        row = {"key": key, **vars(reply), "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        self._log.write(json.dumps(row, ensure_ascii=True) + "\n")
         self._replies[key] = reply
 
-    def _repair(self, file: int) -> None:
-        """Read the file; see to what an interrupted write left behind its last line end."""
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        tail = content[whole:]
-        if tail and _reply_in(tail) is not None:  # all but the line end
-            os.write(file, b"\n")
-            content += b"\n"
-        elif tail:
-            os.ftruncate(file, whole)
-            self.notes.append(
-                f"{self.path} ended in the middle of a line ({len(tail)} bytes, of an interrupted write); they were "
-                "removed"
-            )
-        os.fsync(file)
-        self._replies.clear()
-        self._read(content)
-
     def _read(self, content: bytes) -> None:
+        """Take the answers of these lines; what was answered in a damaged one is asked again."""
+        self._replies.clear()
         damaged = []
-        *lines, _ = content.split(b"\n")  # behind the last line end: nothing, or a line that is being written
-        for number, line in enumerate(lines, 1):
-            found = _reply_in(line)
-            if found is None:
+        for number, line in lines_of(content):
+            try:
+                row = json.loads(line)
+                key, text = row["key"], row["text"]
+                if not isinstance(key, str) or not isinstance(text, str):
+                    raise TypeError
+                reply = Reply(text, row.get("prompt_tokens"), row.get("completion_tokens"), row.get("ended"))
+            except (ValueError, KeyError, TypeError, RecursionError):
                 damaged.append(number)
-            else:
-                self._replies[found[0]] = found[1]
+                continue
+            self._replies[key] = reply
         if damaged:
             first = f"line {damaged[0]}" + (f" and {len(damaged) - 1} more" if len(damaged) > 1 else "")
             self.notes.append(f"{self.path}: {first} cannot be read; what was answered there is asked again")
-
-
-def _reply_in(line: bytes) -> tuple[str, Reply] | None:
-    """The key and the answer of a line; None if it is damaged."""
-    try:
-        row = json.loads(line)
-        key, text = row["key"], row["text"]
-        if not isinstance(key, str) or not isinstance(text, str):
-            return None
-        return key, Reply(text, row.get("prompt_tokens"), row.get("completion_tokens"), row.get("ended"))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
