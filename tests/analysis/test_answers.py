@@ -9,20 +9,20 @@ from tests.ppo import tiny
 from wpr import ReverseKL, SquaredHellinger
 from wpr.analysis import answers as module
 from wpr.analysis.answers import positions, token_penalties
-from wpr.runs.responses import Answer
+from wpr.runs.responses import Response
 
 
-def some_answers() -> list[Answer]:
+def some_answers() -> list[Response]:
     generator = torch.Generator().manual_seed(1)
     made = []
     for number, (prompt, response) in enumerate([(3, 5), (7, 1), (2, 9), (4, 4), (1, 2)]):
         ids = torch.randint(3, tiny.TOKENS, (prompt + response,), generator=generator).tolist()
-        made.append(Answer(number, "", "", ids[:prompt], ids[prompt:]))
+        made.append(Response(str(number), "", "", number, prompt_ids=ids[:prompt], response_ids=ids[prompt:]))
     return made
 
 
 @torch.no_grad()
-def by_itself(model: torch.nn.Module, answer: Answer) -> torch.Tensor:
+def by_itself(model: torch.nn.Module, answer: Response) -> torch.Tensor:
     ids = torch.tensor([[*answer.prompt_ids, *answer.response_ids]])
     return model(ids).logits[0, len(answer.prompt_ids) - 1 : -1]
 

@@ -22,7 +22,8 @@ from wpr.analysis.statistics import fit_line
 from wpr.commands.analyze import app
 from wpr.findings import found_in, load
 from wpr.report import write_report
-from wpr.runs.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
+from wpr.runs.finished_run import REFERENCE, FinishedRun
+from wpr.runs.responses import AFTER, BEFORE, response_of, with_tokens
 
 POLICIES = ["rkl+beta=0.05", "rkl+beta=0.5", "semantic+beta=0.05", "semantic+beta=0.5"]
 
@@ -42,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write_generations(run_folder: Path) -> None:
-    """Files as `wpr generate` writes them, of responses that the models of this run gave."""
+    """Files as `wpr generate` wrote them before they had token ids, of responses that the models of this run gave."""
     made = {"sft": ("rkl+beta=0.05", BEFORE), "rkl": ("rkl+beta=0.05", AFTER), "semantic": ("semantic+beta=0.5", AFTER)}
     for name, (policy, file) in made.items():
         rows = [json.loads(line) for line in (run_folder / "ppo" / policy / file).read_text().splitlines()]
@@ -252,7 +253,7 @@ def test_penalties_of_all_policies_have_intervals_over_prompts(trained: Path) ->
 def test_responses_without_a_token_are_refused(here: Here, spoken: Path) -> None:
     path = spoken / "generations" / "rkl+beta=0.5-t0.jsonl"
     header, *rows = map(json.loads, path.read_text().splitlines())
-    empty = [row | {"response": "", "stopped": False, "tokens": 0} for row in rows]
+    empty = [row | {"response": "", "finished": False, "length": 0, "response_ids": []} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in [header, *empty]))
     error = here("analyze", "penalties", str(spoken), "-t", "0", "-p", "rkl+beta=0.5").error
     assert "all responses in generations/rkl+beta=0.5-t0.jsonl are empty" in error
@@ -296,7 +297,8 @@ def test_temperature_against_another_model(here: Here, trained: Path, tmp_path: 
     found = {row["prompt_id"]: row["score"] for row in scores if row["model"] == "rkl" and row["temperature"] == 0.5}
     run = FinishedRun(trained, "cpu")
     rows = [json.loads(line) for line in (trained / "ppo" / POLICIES[0] / AFTER).read_text().splitlines()]
-    anew = [run.answer({name: value for name, value in row.items() if name != "response_ids"}) for row in rows]
+    texts = [{name: value for name, value in row.items() if name != "response_ids"} for row in rows]
+    anew = [with_tokens(response_of(row, "here"), run.encoder) for row in texts]
     assert not any(answer.drawn for answer in anew)
     as_drawn = [row for row, answer in zip(rows, anew, strict=True) if answer.response_ids == row["response_ids"]]
     assert len(as_drawn) >= 3
@@ -335,7 +337,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["penalties", "{run}", "--second", "paper:lam=x"], "lam='x' must be"),
         (["penalties", "{run}", "--second", "kl:lam=3"], "has no meaning"),
         (["penalties", "{run}", "--second", "reverse-kl"], "both regularizers are reverse-kl"),
-        (["penalties", "{run}/sft"], "is no run's folder: it has no manifest.json"),
+        (["penalties", "{run}/sft"], "is not a run folder: it has no manifest.json"),
         (["similarity", "{run}", "-e", "{run}/sft"], "cannot be loaded"),
         (["similarity", "{run}", "-t", "0.5"], "of rkl+beta=0.05 there are responses at temperature none; draw these"),
         (["similarity", "{run}", "--layer", "99"], "layer 99 is outside"),
@@ -350,7 +352,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["geometry", "{run}", "--metric", "taxi"], "metric='taxi' is unknown"),
         (["geometry", "{run}", "-s", "paper:k2=99999"], "k2=99999 exceeds the vocabulary"),
         (["geometry", "{run}", "--lam", "-1"], "lam=-1.0 must be a finite positive number"),
-        (["sensitivity", "{run}", "--more", "{run}/sft"], "is no run's folder"),
+        (["sensitivity", "{run}", "--more", "{run}/sft"], "is not a run folder"),
         (["temperature", "{run}", "--judged"], "no finding of a judge compares a model with sft"),
         (["case-study", "{run}", "--prompt", ""], "the prompt has no tokens"),
         (["geometry", "{run}/nothing"], "neither a folder nor to be had"),
@@ -413,7 +415,7 @@ def test_the_run_s_folder_may_have_been_moved(owned: Path) -> None:
     loaded = FinishedRun(moved, "cpu")
     assert loaded.sft_model == str(moved / "sft" / "model")
     assert loaded.load(REFERENCE).device.type == "cpu"
-    assert loaded.answers(POLICIES[0])
+    assert loaded.responses(POLICIES[0])
 
 
 def test_needs_neither_trl_nor_plotting_nor_datasets(trained: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
     [
         ([], "name what shall answer"),
         (["RUN", "-m", "x"], "not both"),
-        (["nowhere"], "nowhere is no run's folder"),
+        (["nowhere"], "nowhere is not a run folder"),
         (["RUN", "--policy", "frob"], "has no model frob; it has sft, rkl"),
         (["-m", "x", "-o", "y"], "--prompts"),
         (["-m", "x", "--prompts", "y"], "-o"),

@@ -34,7 +34,7 @@ class Counting(Runner):
 
 
 def responses(texts: dict[str, str]) -> ResponseFile:
-    rows = tuple(Response(name, "", text, 0.0, 5, name != "Made/1") for name, text in texts.items())
+    rows = tuple(Response(name, "", text, length=5, finished=name != "Made/1") for name, text in texts.items())
     return ResponseFile(Path("m-t0.jsonl"), {"seed": 0}, rows)
 
 

@@ -46,6 +46,14 @@ def test_a_file_of_responses_will_do(tmp_path: Path) -> None:
     assert [name for name, _ in found] == ["a"]
 
 
+def test_several_responses_to_a_prompt_are_one_prompt(tmp_path: Path) -> None:
+    """PPO may answer a held-out prompt several times."""
+    rows = [{"number": number, "prompt_id": "a", "prompt": "w3", "response": "w4"} for number in range(2)]
+    found, notes = read_prompts(write(tmp_path, rows), PROMPTS)
+    assert [name for name, _ in found] == ["a"]
+    assert "1 prompts stand in" in notes[0]
+
+
 def test_other_formats(tmp_path: Path) -> None:
     row = {"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
     found, _ = read_prompts(write(tmp_path, [row]), DataSettings("hh"))

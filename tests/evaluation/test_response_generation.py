@@ -90,12 +90,12 @@ def test_tokens_come_with_their_probability(speaker: LoadedModel, temperature: f
 def test_lengths_and_ends(speaker: LoadedModel) -> None:
     given = asked(40)
     rows = respond(speaker, given, SamplingParams(1.0, max_new_tokens=30))
-    assert {row.stopped for row in rows} == {True, False}
+    assert {row.finished for row in rows} == {True, False}
     for row in rows:
-        assert row.tokens is not None
-        specials = row.tokens - len(row.response.split())  # the end, and padding and beginning, which are no end
-        assert specials >= int(row.stopped or False)
-        assert row.stopped or row.tokens == 30
+        assert row.length is not None
+        specials = row.length - len(row.response.split())  # the end, and padding and beginning, which are no end
+        assert specials >= int(row.finished or False)
+        assert row.finished or row.length == 30
 
 
 def test_each_prompt_may_have_its_own_temperature(speaker: LoadedModel) -> None:

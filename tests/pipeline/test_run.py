@@ -192,6 +192,10 @@ def test_a_run_writes_down_what_it_did(trained: Path) -> None:
         assert manifest["stages"][name]["results"]["steps"] == 1
         assert manifest["stages"][name]["seconds"] > 0
         assert manifest["stages"][name]["peak_memory_gb"] > 0
+        settings = manifest["stages"][name]["settings"]  # all that the trainer used, of which the recipe sets a few
+        assert settings["max_steps"] == 1
+        assert settings["adam_beta2"] == 0.999
+        assert "adam_beta2" not in manifest["stages"][name]["inputs"][name]
     assert manifest["seed"] == 0
     assert manifest["data"]["rows"] == 60
     assert len(manifest["commands"]) == 1

@@ -23,7 +23,7 @@ def test_nothing_to_show_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ReportError) as raised:
         write_report([tmp_path / "no", tmp_path / "empty", tmp_path / "file"], tmp_path / "report.html")
-    for told in ("no: does not exist", "holds neither manifest.json nor ppo/", "is a file, not a run's folder"):
+    for told in ("no: does not exist", "holds neither manifest.json nor ppo/", "is a file, not a run folder"):
         assert told in str(raised.value)
     assert not (tmp_path / "report.html").exists()
 

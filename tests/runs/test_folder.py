@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -103,7 +101,7 @@ def test_names_that_runs_give_their_stages(name: str, tmp_path: Path) -> None:
 def test_folders_that_are_no_run_s(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(
-        RunFolderError, match=r"holds files but no manifest\.json: it is no run's folder; choose another"
+        RunFolderError, match=r"holds files but no manifest\.json: it is not a run folder; choose another"
     ):
         RunFolder(tmp_path)
     with pytest.raises(RunFolderError, match=r"thesis\.tex is a file; choose another folder with output="):

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ppo.tiny import tokenizer
+from wpr.data import DataSettings, Encoder
 from wpr.data.rows import DataError
-from wpr.runs.responses import PARTIAL, Response, read_responses
+from wpr.runs.jsonl_log import PARTIAL
+from wpr.runs.responses import (
+    Response,
+    prompt_id,
+    prompt_text,
+    read_responses,
+    response_of,
+    whose_tokens,
+    with_tokens,
+)
 
 HEADER = {"model": "m", "prompts": 2}
 ROWS = [
-    {"prompt_id": "a", "prompt": "Hi", "response": "Ho", "temperature": 0.5, "tokens": 2, "stopped": True},
-    {
-        "prompt_id": "b",
-        "prompt": [{"role": "user", "content": "你好\u2028?"}],
-        "response": "",
-        "temperature": 0,
-        "tokens": 0,
-        "stopped": False,
-    },
-]
+    {"number": 0, "prompt_id": "a", "prompt": "Hi", "response": "Ho", "response_ids": [5, 2], "length": 2,
+     "finished": True, "temperature": 0.5},
+    {"number": 1, "prompt_id": "b", "prompt": [{"role": "user", "content": "你好\u2028?"}], "response": "",
+     "response_ids": [], "length": 0, "finished": False, "temperature": 0},
+]  # fmt: skip
 
 
 def write(folder: Path, lines: list[Any], end: str = "\n") -> Path:
@@ -39,6 +46,50 @@ def test_reads_back(tmp_path: Path) -> None:
     assert [row.as_dict() for row in found.rows] == ROWS
     assert found.name == "m-t0.5"
     assert list(found.by_prompt()) == ["a", "b"]
+
+
+MEASURED = {
+    "number": 3, "prompt_id": "c", "prompt": "Hi", "response": "Ho", "response_ids": [5, 2], "length": 2,
+    "finished": True, "score": 1.5, "kl": float("inf"), "gold": 2.0, "divergences": {"semantic": 0.25},
+    "columns": {"topic": "x"},
+}  # fmt: skip
+"""A line as PPO writes it."""
+
+
+def test_what_was_measured_is_kept() -> None:
+    found = response_of(MEASURED, "here")
+    assert found.as_dict() == MEASURED
+    assert (found.measured("score"), found.measured("kl"), found.measured("entropy")) == (1.5, None, None)
+    assert found.drawn
+
+
+def test_lines_of_earlier_releases(tmp_path: Path) -> None:
+    """Without token ids, and with other names for a response's length and end; a file may have lines of both kinds."""
+    old = {"prompt_id": "a", "prompt": "Hi", "response": "Ho", "temperature": 0.5, "tokens": 2, "stopped": True}
+    found = read_responses(write(tmp_path, [{"header": HEADER}, old, ROWS[1]]))
+    assert found.rows[0] == Response("a", "Hi", "Ho", length=2, finished=True, temperature=0.5)
+    assert [row.drawn for row in found.rows] == [False, True]
+
+
+def encoder() -> Encoder:
+    return Encoder(tokenizer(), DataSettings("prompts", template="text"))
+
+
+def test_tokens_are_those_that_were_drawn_where_the_file_has_them() -> None:
+    drawn = Response("a", "w3 w4", "w5 w6", response_ids=[9, 9, 9], length=3, finished=True, drawn=True)
+    bare = replace(drawn, response_ids=(), drawn=False)
+    found = [with_tokens(row, encoder()) for row in (drawn, bare)]
+    assert [list(row.prompt_ids) for row in found] == [[3, 4], [3, 4]]
+    assert [list(row.response_ids) for row in found] == [[9, 9, 9], [5, 6, encoder().end_id]]
+    assert whose_tokens(found[:1]) == "The responses' tokens are those that were drawn."
+    assert "1 of 1 have as many tokens as when they were drawn" in whose_tokens(found)
+
+
+def test_prompts_to_read_and_their_names() -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"content": "Ho"}]
+    assert prompt_text(chat) == "user: Hi\n\nturn: Ho"
+    assert Response("a", "Hi", "").prompt_text == "Hi"
+    assert prompt_id("Hi") == prompt_id(chat[:1]) != prompt_id("Ho")
 
 
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
@@ -74,8 +125,11 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
         ([ROWS[0] | {"prompt": [{"role": "user"}]}], "role and content"),
         ([ROWS[0] | {"prompt_id": None}], "prompt_id None"),
         ([ROWS[0] | {"temperature": -1}], "'temperature' is -1"),
-        ([ROWS[0] | {"tokens": 1.5}], "'tokens' is 1.5"),
-        ([ROWS[0] | {"stopped": "yes"}], "'stopped' is 'yes'"),
+        ([ROWS[0] | {"length": 1.5}], "'length' is 1.5"),
+        ([ROWS[0] | {"finished": "yes"}], "'finished' is 'yes'"),
+        ([ROWS[0] | {"response_ids": [1, -2]}], r"'response_ids' is \[1, -2\]; it must be a list of token ids"),
+        ([ROWS[0] | {"number": True}], "'number' is True"),
+        ([ROWS[0] | {"columns": 3}], "'columns' is 3; it must be an object"),
         (['{"prompt_id": "a", "prompt": "\\ud800", "response": ""}'], "surrogate"),
     ],
 )

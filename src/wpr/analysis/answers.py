@@ -16,7 +16,7 @@ from torch import Tensor
 from wpr.language_models import as_reference, hidden_states, pad, plain_model
 from wpr.ppo.scoring import logits_in_slices, slice_count
 from wpr.regularizers import Regularizer
-from wpr.runs.responses import Answer
+from wpr.runs.responses import Response
 
 LOGITS_MB = {"cpu": 64.0, "cuda": 1024.0}
 """Memory of one model's logits, in float32, that exist at a time: whole responses of a large vocabulary would fill all
@@ -39,7 +39,7 @@ class Positions:
 
 @torch.no_grad()
 def positions(
-    policy: Any, reference: Any | None, answers: Sequence[Answer], temperature: float = 1.0, batch_size: int = 8
+    policy: Any, reference: Any | None, answers: Sequence[Response], temperature: float = 1.0, batch_size: int = 8
 ) -> Iterator[Positions]:
     """Every token of every answer, a slice of logits at a time, both models on one device and without dropout.
 
@@ -89,7 +89,7 @@ class TokenPenalties:
 def token_penalties(
     policy: Any,
     reference: Any,
-    answers: Sequence[Answer],
+    answers: Sequence[Response],
     regularizers: Mapping[str, Regularizer],
     temperature: float = 1.0,
     batch_size: int = 8,

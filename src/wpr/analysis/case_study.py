@@ -28,12 +28,13 @@ from torch import Tensor
 
 from wpr.analysis.answers import positions
 from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.data import Row
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series, slug
 from wpr.language_models import is_peft
 from wpr.regularizers import Regularizer, ReverseKL, Wasserstein
 from wpr.regularizers.wasserstein import TransportPlan
-from wpr.runs.responses import Answer
+from wpr.runs.responses import Response
 
 OTHER_TOKENS = "(all other tokens)"
 """The text of the support's leftover entry."""
@@ -65,7 +66,7 @@ def analyze(
         ids = context.answers(policies[0])[0].prompt_ids
         prompt = context.run.tokenizer.decode(ids, skip_special_tokens=True)
     else:
-        ids = context.run.prompt_ids(prompt)
+        ids = context.run.encoder.prompt(Row(prompt))
     if not ids:
         raise OptionError("the prompt has no tokens; write one with --prompt TEXT")
     wasserstein = context.regularizers.make_all([regularizer])[regularizer]
@@ -119,7 +120,7 @@ def study_response(
         raise ValueError(f"{type(policy).__name__} has no adapter to switch off; pass the reference model")
     training = policy.training
     decode = token_text(tokenizer)
-    answer = Answer(number, "", "", list(prompt_ids), list(response_ids))
+    answer = Response("", "", "", prompt_ids=prompt_ids, response_ids=response_ids)
     tokens = [
         token
         for part in positions(policy, reference, [answer], temperature)

@@ -28,7 +28,8 @@ from wpr.analysis.context import AnalysisContext, Found, six_digits
 from wpr.analysis.statistics import Estimate, bootstrap, interval
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.runs.finished_run import BEFORE, REFERENCE
+from wpr.runs.finished_run import REFERENCE
+from wpr.runs.responses import BEFORE
 from wpr.transport.distances import METRICS, Metric
 from wpr.transport.geometry import input_embeddings
 from wpr.transport.support import working_dtype

@@ -20,7 +20,8 @@ from wpr.errors import RunFolderError
 from wpr.findings import Finding
 from wpr.model_geometry import RegularizerFactory
 from wpr.runs.drawn_responses import DrawnResponses
-from wpr.runs.finished_run import AFTER, BEFORE, REFERENCE, FinishedRun
+from wpr.runs.finished_run import REFERENCE, FinishedRun
+from wpr.runs.responses import AFTER, BEFORE, Response
 
 Found = tuple[Finding, Iterable[Mapping[str, Any]]]
 """A finding, and the single measurements behind it, one per line of its data file."""
@@ -46,8 +47,8 @@ class AnalysisContext:
     batch_size: int = 8
     say: Callable[[str], None] = field(default=lambda text: None)
     temperature: float | None = None
-    _measured: dict[str, tuple[list[Any], TokenPenalties]] = field(default_factory=dict)
-    _responses: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+    _measured: dict[str, tuple[list[Response], TokenPenalties]] = field(default_factory=dict)
+    _responses: dict[tuple[str, str], list[Response]] = field(default_factory=dict)
 
     @property
     def chosen(self) -> list[str]:
@@ -56,7 +57,7 @@ class AnalysisContext:
             raise UnavailableError(f"{self.run.path} has no finished policy; let `wpr run` finish one first")
         return self.run.choose(self.policies)
 
-    def responses(self, policy: str, file: str = AFTER) -> list[Any]:
+    def responses(self, policy: str, file: str = AFTER) -> list[Response]:
         """A policy's responses to held-out prompts (``file`` `BEFORE`: the reference's), empty ones too. They are read
         once; those that `wpr generate` drew from the reference serve all policies.
         """
@@ -66,20 +67,20 @@ class AnalysisContext:
             self._responses[of, file] = self._drawn_from(of) if drawn else self._measured_by(policy, file)
         return self._responses[of, file]
 
-    def _drawn_from(self, model: str) -> list[Any]:
+    def _drawn_from(self, model: str) -> list[Response]:
         try:
-            return self.drawn.answers(model)
+            return self.drawn.responses(model)
         except RunFolderError as error:
             raise UnavailableError(str(error)) from None
 
-    def _measured_by(self, policy: str, file: str) -> list[Any]:
+    def _measured_by(self, policy: str, file: str) -> list[Response]:
         if not (self.run.path / "ppo" / policy / file).is_file():
             raise UnavailableError(
                 f"ppo/{policy}/{file} is missing: the run measured no held-out responses (evaluation.prompts)"
             )
-        return self.run.answers(policy, file)
+        return self.run.responses(policy, file)
 
-    def answers(self, policy: str, file: str = AFTER) -> list[Any]:
+    def answers(self, policy: str, file: str = AFTER) -> list[Response]:
         """Those of the first `limit` that have tokens."""
         responses = self.responses(policy, file)[: self.limit]
         found = [answer for answer in responses if answer.response_ids]
@@ -114,7 +115,7 @@ class AnalysisContext:
         """On the reference's embeddings."""
         return RegularizerFactory(self.reference)
 
-    def measured(self, names: Sequence[str]) -> dict[str, tuple[list[Any], TokenPenalties]]:
+    def measured(self, names: Sequence[str]) -> dict[str, tuple[list[Response], TokenPenalties]]:
         """Each policy's responses, and the penalties of their tokens by regularizers of these names. What was measured
         before is not measured again.
         """
@@ -135,7 +136,7 @@ class AnalysisContext:
         seen: dict[tuple[int, ...], None] = {}
         for policy in self.run.finished:
             if (self.run.path / "ppo" / policy / AFTER).is_file():
-                for answer in self.run.answers(policy):
+                for answer in self.run.responses(policy):
                     seen.setdefault(tuple(answer.prompt_ids))
         return [torch.tensor(ids) for ids in itertools.islice(seen, prompts)]
 

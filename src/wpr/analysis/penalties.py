@@ -20,7 +20,7 @@ from wpr.analysis.context import AnalysisContext, Found, noted, six_digits
 from wpr.analysis.statistics import LineFit, fit_line
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.runs.finished_run import retokenized
+from wpr.runs.responses import Response, whose_tokens
 
 POINTS = 1500
 """Tokens of a policy that are drawn; all are counted."""
@@ -39,10 +39,10 @@ def analyze(context: AnalysisContext, first: str, second: str, betas: tuple[floa
     measured = {policy: each for policy, (_, each) in found.items()}
     prompts = {policy: [answer.number for answer in answers] for policy, (answers, _) in found.items()}
     finding = compare_penalties(measured, first, second, prompts, betas, context.settings())
-    return noted(finding, *context.regularizers.notes([first, second]), retokenized(everything)), _by_answer(found)
+    return noted(finding, *context.regularizers.notes([first, second]), whose_tokens(everything)), _by_answer(found)
 
 
-def _by_answer(found: Mapping[str, tuple[list[Any], TokenPenalties]]) -> Iterator[dict[str, Any]]:
+def _by_answer(found: Mapping[str, tuple[list[Response], TokenPenalties]]) -> Iterator[dict[str, Any]]:
     """Penalties of each response's tokens, one line per response."""
     for policy, (answers, measured) in found.items():
         for index, answer in enumerate(answers):

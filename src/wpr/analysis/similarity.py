@@ -29,7 +29,7 @@ from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pe
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.regularizers.spec import SIDE_BY_SIDE
-from wpr.runs.finished_run import BEFORE, retokenized
+from wpr.runs.responses import BEFORE, whose_tokens
 
 MEASURES = ("penalty", "divergence")
 LENGTH = "response length"
@@ -103,7 +103,7 @@ def analyze(
         pairs[policy] = _pairs(reader, answers, before[policy], found, left_out)
     notes = [
         *context.regularizers.notes(names),
-        retokenized([answer for answers, _ in measured.values() for answer in answers]),
+        whose_tokens([answer for answers, _ in measured.values() for answer in answers]),
         *_notes(left_out, encoder),
     ]
     shown = "the run's SFT model" if encoder is None else "/".join(Path(encoder).parts[-2:])

@@ -20,7 +20,7 @@ from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.language_models import pad
 from wpr.rewards import Completions, FunctionReward, RewardModel
 from wpr.runs.finished_run import REFERENCE
-from wpr.runs.responses import ResponseFile, drawn_at, read_responses
+from wpr.runs.responses import ResponseFile, drawn_at, read_responses, with_tokens
 
 COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
@@ -122,7 +122,7 @@ def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: in
     found: dict[str, float] = {}
     for first in range(0, len(rows), size):
         part = rows[first : first + size]
-        answers = [context.run.answer_of(row, index) for index, row in enumerate(part)]
+        answers = [with_tokens(row, context.run.encoder) for row in part]
         tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
         ids, mask = pad(tokens, device=context.run.device)
         prompts, responses = [row.prompt for row in part], [row.response for row in part]

@@ -10,7 +10,7 @@ def costs(context: AnalysisContext) -> Found:
     from wpr.analysis.costs import cost_finding
     from wpr.report.costs import seconds_a_step
     from wpr.report.runs import read_runs
-    from wpr.runs.read_problems import Problems
+    from wpr.runs.tolerant import Problems
 
     problems = Problems()
     (run,) = read_runs([context.run.path], problems)

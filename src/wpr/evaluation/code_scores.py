@@ -23,7 +23,7 @@ KINDS = ("passed", "wrong", "error", "timeout", "syntax")
 syntax: no Python program at all. Where tests of a program end differently, the first error or timeout names it."""
 
 AT_A_TIME = 8
-"""Programs a worker between two writes to the disk."""
+"""Programs per worker between two writes to the disk."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def pass_at_1_finding(
             "Programs were run without isolation (--unsafe): one that looks for its check could forge its result."
         )
     for model, file in responses.items():
-        cut = sum(row.stopped is False for row in file.rows)
+        cut = sum(row.finished is False for row in file.rows)
         if cut:
             text.append(
                 f"{model}: {cut} of {len(file.rows)} responses were cut at the longest length allowed; where programs "

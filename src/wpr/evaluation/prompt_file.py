@@ -11,24 +11,17 @@ from wpr.data.formats import make_row
 from wpr.data.readers import read_records
 from wpr.data.rows import BadRowError, DataError, shown
 from wpr.evaluation.response_generation import EncodedPrompt
-
-ID_LENGTH = 12
-"""Hexadecimal digits of a prompt's name: among a million prompts, two get the same one with probability 0.2%."""
+from wpr.runs.responses import prompt_id
 
 IdRow = tuple[str, Row]
 """A row, and what files of responses call its prompt."""
 
 
-def prompt_id(row: Row) -> str:
-    """The name of a prompt that has none: made of its content, so that the same prompt has it in every file."""
-    return row.prompt_digest().hex()[:ID_LENGTH]
-
-
 def read_prompts(path: Path, settings: DataSettings, limit: int | None = None) -> tuple[list[IdRow], list[str]]:
     """The first ``limit`` prompts of a file, and remarks for the user.
 
-    A record may name its prompt in a column ``prompt_id``. One that does not, and repeats an earlier prompt, is left
-    out. A file of responses will do: its prompts are taken, under their names.
+    A record may name its prompt in a column ``prompt_id``. One that repeats an earlier prompt under the same name is
+    left out. A file of responses will do: its prompts are taken, under their names.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; it must be 1 or more")
@@ -43,7 +36,7 @@ def read_prompts(path: Path, settings: DataSettings, limit: int | None = None) -
             continue  # of a file of responses
         row, name = _row(record.values, record.origin, settings)
         if name in found:
-            if "prompt_id" in record.values:
+            if prompt_id(row.prompt) != prompt_id(found[name].prompt):
                 raise DataError(f"{record.origin} has the prompt_id {name!r} again; names must differ")
             repeated += 1
             continue
@@ -63,7 +56,7 @@ def _row(values: dict[str, Any], origin: str, settings: DataSettings) -> tuple[R
         raise DataError(f"{origin} is no record of --format {settings.format}; take it out")
     given = values.get("prompt_id")
     if given is None:
-        return row, prompt_id(row)
+        return row, prompt_id(row.prompt)
     if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
         raise DataError(f"{origin} has the prompt_id {shown(given)}; it must be a text or a whole number")
     return row, str(given)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from wpr.data.rows import DataError, Message
 from wpr.runs.fingerprints import content_fingerprint, tokenizer_fingerprint
-from wpr.runs.jsonl_log import Journal, refuse_other_header
-from wpr.runs.responses import PARTIAL, Response, ResponseFile, read_responses, response_of
+from wpr.runs.jsonl_log import PARTIAL, Journal, refuse_other_header
+from wpr.runs.responses import Response, ResponseFile, read_responses, response_of
 
 if TYPE_CHECKING:
     from wpr.ppo.generation import Sampling
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class SamplingParams:
     """How responses are drawn.
 
-    temperature: 0 takes the likeliest token each time; then the next two have no effect.
-    top_k: only the k likeliest tokens, 0 for all. top_p: the likeliest tokens that together reach this probability.
+    temperature: 0 takes the most likely token each time; then the next two have no effect.
+    top_k: only the k most likely tokens, 0 for all.
+    top_p: the most likely tokens that together reach this probability.
     max_new_tokens: longest response, its end token included.
     seed: of all that is drawn.
     """
@@ -51,7 +52,7 @@ class SamplingParams:
                 raise DataError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be {limit}")
 
     def sampling(self, stops: Sequence[int]) -> Sampling:
-        """The same for the sampler of `wpr.ppo`; the likeliest token is a draw among one."""
+        """The same for the sampler of `wpr.ppo`; the most likely token is a draw among one."""
         from wpr.ppo.generation import Sampling
 
         greedy = self.temperature == 0
@@ -132,7 +133,7 @@ def finished_file(path: Path, header: dict[str, Any], restart: str) -> ResponseF
 
 
 def settings_differ(path: Path, header: dict[str, Any]) -> bool:
-    """Whether the file, or its growing part, is there and not to be gone on with."""
+    """Whether the file, or its growing part, is there and cannot be continued."""
     growing = path.with_name(path.name + PARTIAL)
     try:
         if finished_file(path, header, "") is None and growing.exists():
@@ -167,7 +168,7 @@ def generate_file(
     advance: Callable[[int], None] = lambda count: None,
 ) -> ResponseFile:
     """Answer all prompts, and write the file when all are answered. Batches that an earlier process has on the disk are
-    not drawn again. advance: told how many prompts were answered, those of earlier processes first.
+    not drawn again. advance: is given how many prompts were answered, those of earlier processes first.
     """
     check_prompts(prompts)
     check_batch_size(batch_size)
@@ -179,9 +180,11 @@ def generate_file(
     with Journal(path, header, restart, response_of) as journal:
         answered = {row["prompt_id"]: row for row in journal.rows}
         advance(len(answered))
+        places = {asked.prompt_id: place for place, asked in enumerate(prompts)}
         waiting = [asked for asked in prompts if asked.prompt_id not in answered]
         for batch in batches(waiting, batch_size):
-            rows = [response.as_dict() for response in respond(speaker, batch, drawing)]
+            found = respond(speaker, batch, drawing)
+            rows = [replace(response, number=places[response.prompt_id]).as_dict() for response in found]
             journal.append(rows)
             answered.update((row["prompt_id"], row) for row in rows)
             advance(len(rows))
@@ -241,9 +244,12 @@ def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: Sampl
         continuation(speaker.tokenizer, asked.input_ids, tokens) for asked, tokens in zip(batch, rows, strict=True)
     ]
     return [
-        Response(asked.prompt_id, asked.prompt, text, drawing.temperature, len(tokens), bool(stopped))
-        for asked, text, tokens, stopped in zip(batch, texts, rows, found.finished.tolist(), strict=True)
-    ]
+        Response(
+            asked.prompt_id, asked.prompt, text, temperature=drawing.temperature, length=len(tokens),
+            finished=bool(finished), response_ids=tokens, drawn=True,
+        )
+        for asked, text, tokens, finished in zip(batch, texts, rows, found.finished.tolist(), strict=True)
+    ]  # fmt: skip
 
 
 def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:

@@ -24,7 +24,7 @@ def summarise(files: Sequence[ResponseFile]) -> Finding:
             f"Cut at the longest length allowed, more than one response in ten: {', '.join(cut)}; raise "
             "--max-new-tokens before judging them."
         )
-    means = [_mean([row.tokens for row in file.rows if row.tokens is not None]) for file in files]
+    means = [_mean([row.length for row in file.rows if row.length is not None]) for file in files]
     lengths = Series(
         "tokens",
         [file.name for file in files],
@@ -46,7 +46,7 @@ def summarise(files: Sequence[ResponseFile]) -> Finding:
 
 def _row(file: ResponseFile) -> list[Cell]:
     texts = [row.response for row in file.rows]
-    stopped = [row.stopped for row in file.rows if row.stopped is not None]
+    stopped = [row.finished for row in file.rows if row.finished is not None]
     varied = diversity(texts)
     temperatures = {row.temperature for row in file.rows}
     return [
@@ -54,7 +54,7 @@ def _row(file: ResponseFile) -> list[Cell]:
         str(file.header.get("model", "")),
         temperatures.pop() if len(temperatures) == 1 else None,
         len(file.rows),
-        _mean([row.tokens for row in file.rows if row.tokens is not None])[0],
+        _mean([row.length for row in file.rows if row.length is not None])[0],
         sum(stopped) / len(stopped) if stopped else None,
         sum(not text.strip() for text in texts) / len(texts),
         varied["distinct_1"],

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from wpr.data import DataError, DataSettings, Encoder, Row, SplitSettings, load_corpus, ppo_rows, split_corpus
 from wpr.errors import OptionError, RunFolderError
 from wpr.evaluation.code_tasks import CodeTask, apps_row_task
-from wpr.evaluation.prompt_file import prompt_id
 from wpr.evaluation.response_generation import EncodedPrompt, LoadedModel
 from wpr.model_loading import load_any_causal, load_tokenizer
 from wpr.runs.fingerprints import weights_fingerprint
 from wpr.runs.finished_run import REFERENCE, FinishedRun, device_of
+from wpr.runs.responses import prompt_id
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
 """The recipe's words and torch's."""
@@ -35,19 +35,9 @@ class RunModels:
         run = FinishedRun(folder)
         self.folder = folder
         self.recipe = run.recipe
-        self.settings = DataSettings(**self._made(self.recipe["data"]))
-        policies = [name.removeprefix("ppo/") for name in run.manifest["stages"] if name.startswith("ppo/")]
-        self.models = {REFERENCE: run.sft_model}
-        self.models |= {name: str(folder / "ppo" / name / "model") for name in run.finished}
-        self.unfinished = [name for name in policies if name not in self.models]
-
-    def _made(self, value: Any) -> Any:
-        """Settings with ``{prepare}`` replaced by the folder that it stands for."""
-        if isinstance(value, str):
-            return value.replace("{prepare}", str(self.folder / "prepare"))
-        if isinstance(value, Mapping):
-            return {key: self._made(part) for key, part in value.items()}
-        return [self._made(part) for part in value] if isinstance(value, list) else value
+        self.settings = run.data
+        self.models = {name: run.model(name) for name in (REFERENCE, *run.finished)}
+        self.unfinished = run.unfinished
 
     def choose(self, names: Sequence[str]) -> dict[str, str]:
         """The named models with the one they start from; all where none is named."""
@@ -70,7 +60,7 @@ class RunModels:
     @property
     def dtype(self) -> str:
         """What the run multiplies matrices in, in torch's words."""
-        return PRECISIONS[self.recipe["model"].get("precision", "auto")]
+        return PRECISIONS[self.recipe["model"].get("precision", "auto")]  # recorded by `wpr run` in any case
 
     def held_out(self) -> list[Row]:
         """The rows that no stage was trained on, read and dealt as the run did."""
@@ -95,7 +85,8 @@ class RunModels:
         for it.
         """
         named = [
-            dataclasses.replace(row, columns={**row.columns, ID_COLUMN: prompt_id(row)}) for row in self.held_out()
+            dataclasses.replace(row, columns={**row.columns, ID_COLUMN: prompt_id(row.prompt)})
+            for row in self.held_out()
         ]
         made, _ = ppo_rows(named, Encoder(tokenizer, self.settings))
         return [EncodedPrompt(row[ID_COLUMN], row["prompt"], row["input_ids"]) for row in made[:limit]]
@@ -107,7 +98,7 @@ class RunModels:
                 f"{self.folder} was trained on data.format {self.settings.format}, which has no tests to run; name a "
                 "file of problems with --problems, or humaneval"
             )
-        tasks = {prompt_id(row): apps_row_task(row, prompt_id(row)) for row in self.held_out()}
+        tasks = {prompt_id(row.prompt): apps_row_task(row, prompt_id(row.prompt)) for row in self.held_out()}
         return list(tasks.values())[:limit]
 
 

@@ -15,7 +15,6 @@ from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import (
@@ -27,6 +26,7 @@ from wpr.pipeline.training import (
     usable_checkpoint,
 )
 from wpr.ppo.distributed import is_sharded
+from wpr.runs.responses import AFTER, BEFORE, Response, prompt_id
 from wpr.transport.geometry import input_embeddings
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     rows = stage.rows(tokenizer)
     held_out = rows.held_out[: recipe.evaluation.prompts]
     stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
-    args = make_config("ppo", {"stop_token_ids": stops} | stage.arguments())
+    args = stage.config(stop_token_ids=stops)
     set_seed(args.seed)  # a new head's weights are drawn from here
     policy = load_causal(recipe.model, stage.sft_model)
     reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
@@ -75,9 +75,9 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     del regularizer  # the trainer's own uses the reference's embeddings in place; this one has a copy of them
     trainer.console.title = stage.name
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
-    before: list[dict[str, Any]] = []
+    before: list[Response] = []
     if held_out:
-        results["before"], before = measure(trainer, stage.folder / "responses-before.jsonl")
+        results["before"], before = measure(trainer, stage.folder / BEFORE)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
     checkpoint = usable_checkpoint(stage.checkpoints)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -85,7 +85,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
-        results["after"], after = measure(trainer, stage.folder / "responses.jsonl")
+        results["after"], after = measure(trainer, stage.folder / AFTER)
         results |= against_before(after, before, args.responses_per_prompt)
         study(trainer, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
     if trainer.args.should_save:
@@ -126,16 +126,15 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
     return RewardModel.from_pretrained(reward_model)
 
 
-def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[Response]]:
     """Metrics on the held-out prompts, and the responses, which also go to ``path``."""
     metrics = model_metrics(trainer.evaluate())
-    rows: list[dict[str, Any]] = trainer.evaluated
+    rows = [Response.from_values(row | {"prompt_id": prompt_id(row["prompt"])}) for row in trainer.evaluated]
     if is_main_process():
-        kept = ({name: value for name, value in row.items() if name != "prompt_ids"} for row in rows)
-        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept)
+        lines = (json.dumps(row.as_dict(), ensure_ascii=False, default=str) + "\n" for row in rows)
         write_atomically(path, "".join(lines))
     found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    responses = [row["response"] for row in rows]
+    responses = [row.response for row in rows]
     if responses:  # all may have been left out for faults
         found |= diversity(responses)
     if sum(bool(response.strip()) for response in responses) > 1 and not is_sharded(trainer.accelerator):
@@ -147,22 +146,22 @@ def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[dict[str, 
     return found, rows
 
 
-def against_before(after: list[dict[str, Any]], before: list[dict[str, Any]], times: int) -> dict[str, Any]:
+def against_before(after: list[Response], before: list[Response], times: int) -> dict[str, Any]:
     """Win rates over the model before training, by the score and by gold; ``times`` responses a prompt."""
     found: dict[str, Any] = {}
-    earlier = {row["number"]: row for row in before}
-    pairs = [(row, earlier[row["number"]]) for row in after if row["number"] in earlier]  # faults may leave out some
+    earlier = {row.number: row for row in before}
+    pairs = [(row, earlier[row.number]) for row in after if row.number in earlier]  # faults may leave out some
     for measure_name, title in (("score", "win_rate_before"), (GOLD, "gold_win_rate_before")):
-        if pairs and measure_name in pairs[0][0]:
-            groups = [row["number"] // times for row, _ in pairs]
-            ours, theirs = ([row[measure_name] for row in side] for side in zip(*pairs, strict=True))
+        if pairs and measure_name in pairs[0][0].measures:
+            groups = [row.number // times for row, _ in pairs]
+            ours, theirs = ([row.measures[measure_name] for row in side] for side in zip(*pairs, strict=True))
             rate = win_rate(ours, theirs, groups)
             found[title] = rate.rate
             found[f"{title}_interval"] = {"low": rate.low, "high": rate.high, "p_value": rate.p_value}
     return found
 
 
-def study(trainer: Any, rows: list[dict[str, Any]], path: Path) -> None:
+def study(trainer: Any, rows: list[Response], path: Path) -> None:
     """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``."""
     from wpr.analysis.case_study import study_response
     from wpr.regularizers import ReverseKL, Wasserstein
@@ -174,9 +173,9 @@ def study(trainer: Any, rows: list[dict[str, Any]], path: Path) -> None:
     wasserstein = regularizers[0]
     studies = [
         study_response(
-            trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row["prompt_ids"],
-            row["response_ids"], ReverseKL(), wasserstein, number=row["number"], score=row["score"],
-            gold=row.get(GOLD), temperature=trainer.args.logprob_temperature,
+            trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row.prompt_ids,
+            row.response_ids, ReverseKL(), wasserstein, number=row.number, score=row.measures["score"],
+            gold=row.measures.get(GOLD), temperature=trainer.args.logprob_temperature,
         )
         for row in rows
     ]  # fmt: skip
@@ -192,11 +191,11 @@ def study(trainer: Any, rows: list[dict[str, Any]], path: Path) -> None:
     write_atomically(path, json.dumps(view, ensure_ascii=False) + "\n")
 
 
-def pass_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
+def pass_rates(rows: list[Response]) -> dict[str, float]:
     """pass@1 by difficulty: the share of programs that pass all their tests, which is a code reward of 1."""
     groups: dict[str, list[bool]] = {}
     for row in rows:
-        difficulty = str(row["columns"].get("difficulty") or "unknown")
+        difficulty = str(row.columns.get("difficulty") or "unknown")
         for name in ("all", difficulty):
-            groups.setdefault(name, []).append(row["score"] >= 1.0)
+            groups.setdefault(name, []).append(row.measures["score"] >= 1.0)
     return {f"pass_at_1_{name}": sum(passed) / len(passed) for name, passed in groups.items()}

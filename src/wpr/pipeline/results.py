@@ -15,8 +15,8 @@ from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
 from wpr.report.comparisons import MEASURES, against_each_other, against_sft
 from wpr.report.curves import policy_curves
-from wpr.report.runs import Run, read_runs
-from wpr.runs.read_problems import Problems
+from wpr.report.runs import read_runs
+from wpr.runs.tolerant import Problems, RunRecord
 
 FEW = 4
 """Policies that get a column each."""
@@ -73,7 +73,7 @@ def _policy_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _show_win_rates(run: Run, console: Console) -> None:
+def _show_win_rates(run: RunRecord, console: Console) -> None:
     """Who wins against whom on the held-out prompts, by gold where there is gold, else by the score; all of it also
     goes to ``win_rates.csv``.
     """

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from wpr.language_models import pad
 from wpr.model_loading import load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
@@ -33,7 +32,7 @@ def train_reward(stage: Stage) -> dict[str, Any]:
     rows = stage.rows(tokenizer)
     # A classifier scores the last token that is not padding, and PPO asks for the score at the end token.
     tokenizer.pad_token_id = rows.encoder.padding_id
-    args = make_config("reward", stage.arguments())
+    args = stage.config()
     set_seed(args.seed)  # the new head's weights are drawn from here
     trainer = ResumableRewardTrainer(
         model=load_scorer(recipe.model, stage.sft_model, tokenizer.pad_token_id),

@@ -20,7 +20,7 @@ from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import Stage, is_main_process, peak_memory, reset_peak_memory, wait_for_everyone
 from wpr.runs.fingerprints import differences, digest
-from wpr.runs.folder import RunFolder, StageRecord, now
+from wpr.runs.folder import RunFolder, StageRecord, now, with_prepared
 
 logger = logging.getLogger(__name__)
 
@@ -234,17 +234,11 @@ class Run:
 
     def _real(self, recipe: Recipe) -> Recipe:
         """The recipe with ``{prepare}`` replaced by the folder that it stands for."""
-        made = str(self.folder.stage("prepare"))
-
-        def real(value: Any) -> Any:
-            if isinstance(value, str):
-                return value.replace("{prepare}", made)
-            return [real(part) for part in value] if isinstance(value, list) else value
-
-        model = dataclasses.replace(recipe.model, name=real(recipe.model.name))
-        data = dataclasses.replace(
-            recipe.data, source=real(recipe.data.source), validation=real(recipe.data.validation)
+        name, source, validation = with_prepared(
+            [recipe.model.name, recipe.data.source, recipe.data.validation], self.folder.path
         )
+        model = dataclasses.replace(recipe.model, name=name)
+        data = dataclasses.replace(recipe.data, source=source, validation=validation)
         found = dataclasses.replace(recipe, model=model, data=data)
         found.source = recipe.source
         return found
@@ -273,7 +267,7 @@ class Run:
         record.started = record.started or now()
         begun, before = time.monotonic(), record.seconds
         data = None if stage.name == "prepare" else self.data
-        run = Stage(stage.name, self._real(stage.recipe), self.folder, data)
+        run = Stage(stage.name, self._real(stage.recipe), self.folder, data, record.settings)
         self._write_facts()
         self.folder.write(stage.name, record)
         reset_peak_memory()

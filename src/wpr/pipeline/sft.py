@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from wpr.model_loading import load_causal, load_tokenizer, lora_config, save_model
-from wpr.pipeline.arguments import make_config
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
@@ -26,7 +25,7 @@ def train_sft(stage: Stage) -> dict[str, Any]:
     recipe = stage.recipe
     tokenizer = load_tokenizer(recipe.model.name, recipe.model.revision)
     rows = stage.rows(tokenizer)
-    args = make_config("sft", stage.arguments())
+    args = stage.config()
     # Measured within training: `evaluate` before it would leave the model without the wrapper that averages gradients
     # over processes.
     args.eval_on_start = bool(rows.held_out) and usable_checkpoint(stage.checkpoints) is None

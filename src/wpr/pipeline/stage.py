@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wpr.atomic_io import write_atomically
 from wpr.config.recipe import Recipe
-from wpr.pipeline.arguments import trainer_arguments
+from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.recipe_data import RecipeData, StageRows
 from wpr.runs.folder import RunFolder
 
@@ -20,12 +20,14 @@ class Stage:
     """One stage of a run.
 
     name: ``sft``, ``reward`` or ``ppo/POLICY``. recipe: with the policy's changes and real paths.
+    settings: of its trainer, once it has a config; the manifest has them.
     """
 
     name: str
     recipe: Recipe
     run: RunFolder
     data: RecipeData | None  # none before the prepare stage, which may make it
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -54,6 +56,12 @@ class Stage:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.folder / "tensorboard")
         own = trainer_arguments(self.recipe, self.kind, self.folder, process_count(), has_bf16())
         return device_arguments() | own
+
+    def config(self, **defaults: Any) -> Any:
+        """The config object of the stage's trainer; what of ``defaults`` the recipe leaves open is taken."""
+        args = make_config(self.kind, defaults | self.arguments())
+        self.settings.update(json.loads(json.dumps(args.to_dict(), default=str)))
+        return args
 
     def unwrap(self, trainer: Any) -> Any:
         """The trained model itself."""

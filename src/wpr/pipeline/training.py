@@ -18,8 +18,7 @@ from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
-from wpr.runs.read_problems import Problems
-from wpr.runs.tolerant import read_lines
+from wpr.runs.tolerant import Problems, read_lines
 
 logger = logging.getLogger(__name__)
 

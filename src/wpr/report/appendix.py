@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
-from wpr.runs.read_problems import ReadProblem
+from wpr.runs.tolerant import ReadProblem
 
 RECIPE = 60_000
 """Characters of a recipe that are shown."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from wpr.report.markup import Markup, join, tag
-from wpr.runs.tolerant import LARGEST
+from wpr.runs.values import LARGEST
 
 Points = Sequence[tuple[float, float]]
 """From left to right."""

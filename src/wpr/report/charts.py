@@ -9,8 +9,8 @@ from typing import Any
 
 from wpr.report.axes import HEIGHT, TOP, WIDTH, Area, Points
 from wpr.report.markup import Content, Markup, shown, tag
-from wpr.report.runs import Policy
 from wpr.report.tables import thinned
+from wpr.runs.tolerant import Policy
 
 COLOURS = 9
 """Policies' colours in the style sheet; more policies than that share them."""

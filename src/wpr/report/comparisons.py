@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from wpr.report.runs import Policy, Response, drawable, same_prompts
-from wpr.runs.tolerant import finite, mapping
+from wpr.report.runs import same_prompts
+from wpr.runs.responses import Response
+from wpr.runs.tolerant import Policy
+from wpr.runs.values import drawable, finite, mapping
 
 if TYPE_CHECKING:
     from wpr.evaluation.win_rate import WinRate
@@ -77,9 +79,9 @@ def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], me
 
     values = []
     for own, other in same_prompts(ours.responses, others):
-        first, second = getattr(own, measure), getattr(other, measure)
+        first, second = own.measured(measure), other.measured(measure)
         if first is not None and second is not None:
-            values.append((first, second, own.prompt))
+            values.append((first, second, own.prompt_text))
     if not values:
         return None
     first_scores, second_scores, prompts = zip(*values, strict=True)
@@ -95,7 +97,7 @@ def held_out(policy: Policy, moment: str) -> dict[str, float]:
     recorded = mapping(policy.results.get(moment))
     known = {name: found for name, value in recorded.items() if (found := finite(value)) is not None}
     if rows and "distinct_2" not in known:
-        known = _diversity(tuple(row.text for row in rows)) | known
+        known = _diversity(tuple(row.response for row in rows)) | known
     return {name: drawable(value) for name, value in (means(rows) | known).items()}
 
 
@@ -103,18 +105,25 @@ def means(rows: Sequence[Response]) -> dict[str, float]:
     """What the responses' own numbers tell."""
     found = {}
     for name in MEASURES:
-        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        values = [value for row in rows if (value := row.measured(name)) is not None]
         if values:
             found[name] = sum(values) / len(values)
-    for name in dict.fromkeys(name for row in rows for name in row.sums):
-        measured = [(row.sums[name], row.length or 0.0) for row in rows if name in row.sums]
-        measured = [(value, length) for value, length in measured if length > 0]
+    sums = [(_sums(row), row.length) for row in rows]
+    for name in dict.fromkeys(name for known, _ in sums for name in known):
+        measured = [(known[name], length) for known, length in sums if name in known and length]
         if measured:
             found[name] = sum(value for value, _ in measured) / sum(length for _, length in measured)
     lengths = [row.length for row in rows if row.length is not None]
     if lengths:
         found["response_length"] = sum(lengths) / len(lengths)
     return found
+
+
+def _sums(row: Response) -> dict[str, float]:
+    """What was measured of each token, summed over the response."""
+    given = {name: row.measures.get(name) for name in ("kl", "divergence", "penalty")}
+    given |= {f"divergence_{name}": value for name, value in row.divergences.items()}
+    return {name: known for name, value in given.items() if (known := finite(value)) is not None}
 
 
 @lru_cache(maxsize=64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from wpr.report.charts import Bar, bar_chart, looks, policy_name
 from wpr.report.markup import Markup, duration, join, paragraph, shown, tag
-from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
-from wpr.runs.tolerant import finite, mapping
+from wpr.runs.tolerant import Policy
+from wpr.runs.values import finite, mapping
 
 PARTS = {
     "generation": "drawing responses",

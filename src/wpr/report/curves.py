@@ -12,7 +12,7 @@ from wpr.report.markup import Markup, join, paragraph, tag
 from wpr.report.plots import COLOURS, document
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
-from wpr.runs.tolerant import finite
+from wpr.runs.values import finite
 
 CURVES = {
     "score": "score of responses",

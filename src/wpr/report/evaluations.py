@@ -7,9 +7,9 @@ from pathlib import Path
 from wpr.findings import Finding, found_in, slug
 from wpr.report.markup import Content, Markup, coded, details, join, paragraph, tag
 from wpr.report.plots import figure_panel
-from wpr.report.runs import Run
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
+from wpr.runs.tolerant import RunRecord
 
 TABLE_ROWS = 12
 """Longer tables are folded."""
@@ -44,7 +44,7 @@ def evaluation_section(findings: ReportData) -> Section:
     return Section("findings", "Evaluations and analyses", lead, join(*parts), tables)
 
 
-def _of_run(run: Run, findings: ReportData) -> list[Finding]:
+def _of_run(run: RunRecord, findings: ReportData) -> list[Finding]:
     def damaged(folder: Path, why: str) -> None:
         findings.problems.add(folder, why.removeprefix(f"{folder / 'finding.json'} "), "the other findings are shown")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from wpr.report.charts import Charts, Line, legend, policy_name, swatch
 from wpr.report.comparisons import MEASURES, SFT
 from wpr.report.markup import Markup, join, paragraph, tag
-from wpr.report.runs import Policy
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
+from wpr.runs.tolerant import Policy
 
 DIVERGENCE = "divergence_"
 """Divergences that were measured on every policy alike are called so, and then by name."""

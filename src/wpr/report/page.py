@@ -21,8 +21,8 @@ from wpr.report.summary import summary_section
 from wpr.report.tables import write_csv
 from wpr.report.token_view import token_section
 from wpr.report.win_rates import win_rate_section
-from wpr.runs.read_problems import Problems, ReportError
-from wpr.runs.tolerant import as_text
+from wpr.runs.tolerant import Problems
+from wpr.runs.values import as_text
 
 SECTIONS = (
     summary_section,
@@ -37,6 +37,12 @@ SECTIONS = (
     problem_section,  # last: the sections before it may find problems
 )
 SCRIPTS = ("elements.js", "charts.js", "responses.js", "tokens.js")
+
+
+class ReportError(ValueError):
+    """Nothing could be shown, or the page could not be written; the message says why and what to do."""
+
+    exit_code = 2
 
 
 def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any
 
 from wpr.report.comparisons import SFT, held_out
 from wpr.report.markup import Content, Markup
-from wpr.report.runs import Run
 from wpr.report.tables import Table
-from wpr.runs.read_problems import Problems
+from wpr.runs.tolerant import Problems, RunRecord
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Section:
 class ReportData:
     """What was read, and the policies' means on held-out prompts by policy: ``before`` and ``after`` training."""
 
-    def __init__(self, runs: Sequence[Run], problems: Problems) -> None:
+    def __init__(self, runs: Sequence[RunRecord], problems: Problems) -> None:
         self.runs = runs
         self.problems = problems
         self.policies = [policy for run in runs for policy in run.policies]
@@ -43,7 +42,7 @@ class ReportData:
     @property
     def gold(self) -> bool:
         """Whether any response was judged by a gold scorer."""
-        return any(row.gold is not None for policy in self.policies for row in policy.responses)
+        return any(row.measured("gold") is not None for policy in self.policies for row in policy.responses)
 
     def starts(self) -> list[tuple[str, dict[str, float]]]:
         """The SFT model of each run with its means, where any of its policies has them."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from wpr.report.charts import looks
 from wpr.report.comparisons import SFT
 from wpr.report.markup import Markup, join, paragraph, shown, tag
-from wpr.report.runs import Response
 from wpr.report.section import ReportData, Section
+from wpr.runs.responses import Response
 
 PROMPTS = 60
 """Prompts that are shown at most."""
@@ -48,14 +48,14 @@ def _exchanges(findings: ReportData) -> list[list[Answer]]:
     found: dict[tuple[int, str], list[Answer]] = {}
     for policy in findings.policies:
         for row in policy.before:
-            answers = found.setdefault((row.number, row.prompt), [])
+            answers = found.setdefault((row.number, row.prompt_text), [])
             # Policies of one run, and of runs alike, started from one SFT model: its answer is shown once.
-            if not any(looked == "neutral" and other.text == row.text for _, looked, other in answers):
+            if not any(looked == "neutral" and other.response == row.response for _, looked, other in answers):
                 answers.append((SFT, "neutral", row))
     for policy in findings.policies:
         for row in policy.responses:
             answer = (policy.name, looks(policy.colour, policy.dash), row)
-            found.setdefault((row.number, row.prompt), []).append(answer)
+            found.setdefault((row.number, row.prompt_text), []).append(answer)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 
@@ -63,8 +63,8 @@ def _within_budget(exchanges: Sequence[list[Answer]]) -> list[list[Answer]]:
     kept: list[list[Answer]] = []
     used = 0
     for answers in exchanges[:PROMPTS]:
-        used += min(LONGEST, len(answers[0][2].prompt))
-        used += sum(min(LONGEST, len(row.text)) + 300 for _, _, row in answers)  # 300: the markup around it
+        used += min(LONGEST, len(answers[0][2].prompt_text))
+        used += sum(min(LONGEST, len(row.response)) + 300 for _, _, row in answers)  # 300: the markup around it
         if kept and used > CHARACTERS:
             break
         kept.append(answers)
@@ -72,7 +72,7 @@ def _within_budget(exchanges: Sequence[list[Answer]]) -> list[list[Answer]]:
 
 
 def _article(number: int, answers: Sequence[Answer]) -> Markup:
-    prompt = answers[0][2].prompt
+    prompt = answers[0][2].prompt_text
     start = next((row for _, looked, row in answers if looked == "neutral"), None)
     cards = [_card(name, looked, row, start) for name, looked, row in answers]
     return tag(
@@ -87,12 +87,12 @@ def _article(number: int, answers: Sequence[Answer]) -> Markup:
 def _card(name: str, looked: str, row: Response, start: Response | None) -> Markup:
     compared = start if looked != "neutral" else None
     numbers = [
-        _fact("score", row.score, None if compared is None else compared.score),
-        _fact("gold", row.gold, None if compared is None else compared.gold),
+        _fact("score", row.measured("score"), None if compared is None else compared.measured("score")),
+        _fact("gold", row.measured("gold"), None if compared is None else compared.measured("gold")),
         _fact("tokens", row.length, None),
-        _fact("KL", row.sums.get("kl"), None) if looked != "neutral" else None,
+        _fact("KL", row.measured("kl"), None) if looked != "neutral" else None,
     ]
-    text = _cut(row.text.strip()) if row.text.strip() else tag("em", "(empty)")
+    text = _cut(row.response.strip()) if row.response.strip() else tag("em", "(empty)")
     return tag(
         "div",
         tag("h4", name),

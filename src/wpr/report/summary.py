@@ -8,11 +8,11 @@ from typing import Any
 from wpr.report.charts import policy_name, swatch
 from wpr.report.comparisons import against_sft
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
-from wpr.report.runs import Run
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Cell, Table
 from wpr.report.verdict import sentences
-from wpr.runs.tolerant import as_text, finite, mapping
+from wpr.runs.tolerant import RunRecord
+from wpr.runs.values import as_text, finite, mapping
 
 COLUMNS = {
     "score": "score",
@@ -78,7 +78,7 @@ def headline(findings: ReportData) -> Table:
     )
 
 
-def run_facts(runs: Sequence[Run]) -> Table:
+def run_facts(runs: Sequence[RunRecord]) -> Table:
     """What was run: facts down, runs across."""
     facts = [_facts(run) for run in runs]
     names = list(dict.fromkeys(name for found in facts for name in found))
@@ -95,7 +95,7 @@ def _chosen(measured: Mapping[str, float]) -> dict[str, Cell]:
     }
 
 
-def _facts(run: Run) -> dict[str, Cell]:
+def _facts(run: RunRecord) -> dict[str, Cell]:
     recipe, stages = run.recipe, [mapping(record) for record in run.stages.values()]
     model, data = mapping(recipe.get("model")), mapping(recipe.get("data"))
     versions, split = mapping(run.manifest.get("versions")), mapping(mapping(run.manifest.get("data")).get("split"))

@@ -12,10 +12,10 @@ from typing import Any
 
 from wpr.report.charts import looks
 from wpr.report.markup import join, paragraph, shown, tag
-from wpr.report.runs import Policy, prompt_text
 from wpr.report.section import ReportData, Section
-from wpr.runs.read_problems import Problems
-from wpr.runs.tolerant import as_text, finite, mapping
+from wpr.runs.responses import prompt_text
+from wpr.runs.tolerant import Policy, Problems
+from wpr.runs.values import as_text, finite, mapping
 
 TOKENS = 400
 """Tokens of a response that are shown."""

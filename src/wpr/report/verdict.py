@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from wpr.report.comparisons import PolicyComparison, against_each_other, against_sft
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
-from wpr.report.runs import Policy
 from wpr.report.section import ReportData
+from wpr.runs.tolerant import Policy
 
 TOLD = 6
 """Policies that are named one by one; of more, the best and the worst."""

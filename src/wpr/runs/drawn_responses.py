@@ -7,6 +7,7 @@ that one ``prompt_id`` is one prompt. Files from elsewhere, which tell less, are
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from wpr.data import DataError
 from wpr.errors import RunFolderError
 from wpr.runs.fingerprints import weights_fingerprint
 from wpr.runs.finished_run import REFERENCE, FinishedRun
-from wpr.runs.responses import PARTIAL, Answer, Response, ResponseFile, drawn_at, read_responses
+from wpr.runs.jsonl_log import PARTIAL
+from wpr.runs.responses import Response, ResponseFile, drawn_at, read_responses, with_tokens
 
 
 class DrawnResponses:
@@ -27,8 +29,8 @@ class DrawnResponses:
         self._files: dict[str, ResponseFile] = {}
         self._prompts: dict[str, tuple[Response, Path]] = {}
 
-    def answers(self, name: str) -> list[Answer]:
-        """What a model, `REFERENCE` or a policy, answered. Answers of several models to one prompt have the same
+    def responses(self, name: str) -> list[Response]:
+        """What a model, `REFERENCE` or a policy, answered. Responses of several models to one prompt have the same
         number: the prompt's place in the reference's file, where there is one.
         """
         file = self._file(name)
@@ -40,7 +42,8 @@ class DrawnResponses:
                     f"the same prompts with {self._remedy()}`"
                 )
             self._numbers.setdefault(row.prompt_id, len(self._numbers))
-        return [self.run.answer_of(row, self._numbers[row.prompt_id]) for row in file.rows]
+        rows = (with_tokens(row, self.run.encoder) for row in file.rows)
+        return [replace(row, number=self._numbers[row.prompt_id]) for row in rows]
 
     def sampling(self) -> dict[str, Any]:
         """How the responses that were asked for were drawn, by model; None where the file does not say."""
@@ -50,7 +53,7 @@ class DrawnResponses:
     def _numbers(self) -> dict[str, int]:
         """Numbers of the prompts in the reference's file, which need not be fit for anything else."""
         try:
-            return {row.prompt_id: number for number, row in enumerate(read_responses(self._path(REFERENCE)).rows)}
+            return {row.prompt_id: row.number for row in read_responses(self._path(REFERENCE)).rows}
         except DataError:
             return {}
 

@@ -9,7 +9,7 @@
         sft/  reward/  ppo/POLICY/
             model/              an ordinary transformers folder, with its tokenizer and a model card
             checkpoints/        to go on from after an interruption
-            metrics.jsonl       one line a log
+            metrics.jsonl       one line per log
             tensorboard/
         old/                    stages that were started anew, as they were
 
@@ -40,7 +40,9 @@ OUR_OWN = (".lock", "run.log")
 class StageRecord:
     """What the manifest says of a stage.
 
-    inputs: everything that decides its outcome. status: running, done, failed or interrupted. seconds: over all runs.
+    inputs: everything that decides its outcome, as the recipe has it: a stage whose inputs change is another one.
+    settings: of its trainer, all of them as they were used, defaults and what suits this machine too.
+    status: running, done, failed or interrupted. seconds: over all runs.
     peak_memory_gb: of the GPU, or of the process where there is none, in the last run.
     """
 
@@ -52,6 +54,7 @@ class StageRecord:
     peak_memory_gb: float | None = None
     results: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -76,7 +79,7 @@ class RunFolder:
                 raise RunFolderError(f"{self.path} is a file; choose another folder with output=...")
             if self.path.is_dir() and any(entry.name not in OUR_OWN for entry in self.path.iterdir()):
                 raise RunFolderError(
-                    f"{self.path} holds files but no manifest.json: it is no run's folder; choose another one with "
+                    f"{self.path} holds files but no manifest.json: it is not a run folder; choose another one with "
                     "output=..., or empty it"
                 )
             return {"format": FORMAT, "stages": {}}
@@ -143,6 +146,15 @@ class RunFolder:
         self.manifest["stages"].pop(stage, None)
         self.write()
         return moved
+
+
+def with_prepared(value: Any, run: Path) -> Any:
+    """Settings with ``{prepare}`` replaced by the folder of the run that it stands for."""
+    if isinstance(value, str):
+        return value.replace("{prepare}", str(run / "prepare"))
+    if isinstance(value, dict):
+        return {key: with_prepared(part, run) for key, part in value.items()}
+    return [with_prepared(part, run) for part in value] if isinstance(value, list) else value
 
 
 def now() -> str:

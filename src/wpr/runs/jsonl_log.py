@@ -3,7 +3,7 @@
 `LogFile` is a file that one process at a time appends lines to. `Journal` is one that becomes a finished file:
 
     {"header": {...}}      what decides the lines; a process that would write others is refused
-    {...}                  a result a line, on the disk before the next ones are begun
+    {...}                  one result per line, on the disk before the next ones are begun
 
 While it grows it is called ``NAME.partial``. When all is there, the lines move to ``NAME`` in one step, in their proper
 order; so a file without that ending is whole.
@@ -23,7 +23,9 @@ from typing import Any, Self
 from wpr.atomic_io import write_atomically
 from wpr.data.rows import DataError, shown
 from wpr.runs.fingerprints import differences
-from wpr.runs.responses import PARTIAL
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is still being written."""
 
 IGNORED_KEYS = ("model", "versions", "device", "made")
 """Parts of a header that may change between two processes: weights go by their fingerprint, not by their place."""
@@ -53,6 +55,7 @@ class LogFile:
         self._open()
         try:
             self.content = self._repaired(self.path.read_bytes())
+            self._take_up()
         except BaseException:
             self._file.close()
             raise
@@ -70,9 +73,8 @@ class LogFile:
             rest = rest[self._file.write(rest) :]
         os.fsync(self._file.fileno())
 
-    def clear(self) -> None:
-        """Forget all lines."""
-        self._file.truncate(0)
+    def _take_up(self) -> None:
+        """Read what earlier processes left; for subclasses."""
 
     def _open(self) -> None:
         while True:
@@ -130,15 +132,6 @@ class Journal(LogFile):
         self.check = check
         self.rows: list[dict[str, Any]] = []
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._take_up()
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Put results at the end, and return when the disk has them."""
         kept = [dict(row) for row in rows]
@@ -153,7 +146,7 @@ class Journal(LogFile):
     def _take_up(self) -> None:
         values = list(read_objects(self.content, self.path))
         if len(values) < 2:  # nothing was made by whatever the header says
-            self.clear()
+            self._file.truncate(0)
             self.write(_lines([{"header": self.header}]))
             return
         (_, header), *rows = values

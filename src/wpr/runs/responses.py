@@ -1,24 +1,40 @@
-"""Files of responses: what a model answered to each prompt, one response a line, and first how they were made.
+"""Responses: what a model answered to each prompt, as text and as tokens; one record, one line of a file.
 
     {"header": {"model": "runs/tiny/sft/model", "temperature": 0.5, "prompts": 64, ...}}
-    {"prompt_id": "5c1f", "prompt": "...", "response": "...", "temperature": 0.5, "tokens": 31, "stopped": true}
+    {"number": 0, "prompt_id": "5c1f", "prompt": "...", "response": "...", "response_ids": [31, 7, 2], "length": 3,
+     "finished": true, "temperature": 0.5}
 
-`wpr generate` writes them, whole or not at all. Files from elsewhere may do without the header, and with ``prompt_id``,
-``prompt`` and ``response`` alone. Responses of two files belong together where their ``prompt_id`` is the same.
+`wpr generate` writes files with a header, whole or not at all. PPO's files of held-out prompts (``responses.jsonl``,
+``responses-before.jsonl``) have none, and besides what was measured: ``score``, ``kl``, ... Files from elsewhere may do
+with ``prompt_id``, ``prompt`` and ``response`` alone. Responses of two files belong together where their ``prompt_id``
+is the same.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wpr.data.rows import BadRowError, DataError, Message, checked_text, shown
+from wpr.data.rows import BadRowError, DataError, Message, Row, checked_text, shown
+from wpr.runs.jsonl_log import PARTIAL
+from wpr.runs.values import as_number, as_text, finite, mapping
 
-PARTIAL = ".partial"
-"""Ends the name of a file that is still being written."""
+if TYPE_CHECKING:
+    from wpr.data import Encoder
+
+ID_LENGTH = 12
+"""Hexadecimal digits of a prompt's name: among a million prompts, two get the same one with probability 0.2%."""
+
+AFTER, BEFORE = "responses.jsonl", "responses-before.jsonl"
+"""PPO's files, of the policy and of the model that it started from."""
+
+OLD_NAMES = {"tokens": "length", "stopped": "finished"}
+"""What files of `wpr generate` called them before they had token ids."""
+
+NOT_IN_FILES = ("prompt_ids", "drawn", "measures")
 
 
 @dataclass(frozen=True)
@@ -27,28 +43,64 @@ class Response:
 
     prompt_id: names the prompt; the same in every file about it.
     prompt: a text that was continued, or the chat messages that were answered.
-    temperature: that it was drawn at, 0 for the likeliest token each time. None in the next three: not told.
-    tokens: its length, with the token that ended it.
-    stopped: whether the model ended it; False where it was cut at the longest length allowed.
+    number: its place, among the run's held-out responses or in its file. None in the next three: unknown.
+    temperature: that it was drawn at, 0 for the most likely token each time.
+    length: its tokens, with the one that ended it.
+    finished: whether the model ended it; False where it was cut at the longest length allowed.
+    response_ids: its tokens. drawn: whether these are what was drawn; else they are not known yet, or `with_tokens`
+        made them of the text, which may have been drawn as other tokens.
+    prompt_ids: the prompt's tokens, where they were asked for; files do not have them.
+    measures: numbers by name, ``score``, ``gold``, ``kl``, ..., summed over its tokens where they are per token.
+    divergences: the same by the names of other regularizers. columns: of the data that the prompt is from.
     """
 
     prompt_id: str
     prompt: str | list[Message]
     response: str
+    number: int = 0
+    response_ids: Sequence[int] = ()
+    length: int | None = None
+    finished: bool | None = None
     temperature: float | None = None
-    tokens: int | None = None
-    stopped: bool | None = None
+    divergences: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict)
+    prompt_ids: Sequence[int] = ()
+    drawn: bool = False
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Response:
+        """The response of plain values that are known to be right: of the trainer, or of a line that was checked."""
+        names = [one.name for one in fields(cls) if one.name not in ("drawn", "measures")]
+        known = {name: values[name] for name in names if values.get(name) is not None}
+        numbers = {name: as_number(value) for name, value in values.items() if name not in names}
+        measures = {name: number for name, number in numbers.items() if number is not None}
+        return cls(**known, measures=measures, drawn="response_ids" in known)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file has it."""
-        return dict(vars(self))
+        """As a line has it; what is not known is left out."""
+        values = {**vars(self), **self.measures, "response_ids": list(self.response_ids) if self.drawn else None}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in NOT_IN_FILES and value is not None and value != {}
+        }
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt to read."""
+        return prompt_text(self.prompt)
+
+    def measured(self, name: str) -> float | None:
+        """What was measured; None where it was not, or is not finite."""
+        return finite(self.measures.get(name))
 
 
 @dataclass(frozen=True)
 class ResponseFile:
     """A file of responses that was read.
 
-    header: how they were made, see `wpr.evaluation.generate`; empty where the file does not say.
+    header: how they were made, see `wpr.evaluation.response_generation`; empty where the file does not say.
     rows: in the order of the file, each ``prompt_id`` once.
     """
 
@@ -66,30 +118,62 @@ class ResponseFile:
         return {row.prompt_id: row for row in self.rows}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A response to one prompt, as text and as tokens.
+def prompt_id(prompt: str | Sequence[Message]) -> str:
+    """The name of a prompt that has none: made of its content, so that the same prompt has it in every file."""
+    return Row(prompt if isinstance(prompt, str) else tuple(prompt)).prompt_digest().hex()[:ID_LENGTH]
 
-    number: of the prompt. response_ids: with the token that ended it, if one did. length: tokens when it was drawn,
-    where that is known. drawn: whether response_ids are what was drawn; else they were made of the text, which may have
-    been drawn as other tokens.
+
+def prompt_text(prompt: object) -> str:
+    """A prompt to read: text as it is, chat turns as ``role: content`` paragraphs."""
+    if isinstance(prompt, list):
+        turns = (mapping(turn) for turn in prompt)
+        return "\n\n".join(f"{as_text(turn.get('role')) or 'turn'}: {as_text(turn.get('content'))}" for turn in turns)
+    return as_text(prompt)
+
+
+def with_tokens(row: Response, encoder: Encoder) -> Response:
+    """The response with its prompt's tokens, and with its own where the file has none."""
+    prompt = row.prompt if isinstance(row.prompt, str) else tuple(row.prompt)
+    ids = row.response_ids if row.drawn else _tokenized(row, encoder)
+    return replace(row, prompt_ids=encoder.prompt(Row(prompt)), response_ids=ids)
+
+
+def _tokenized(row: Response, encoder: Encoder) -> list[int]:
+    """Tokens of a response of which a file from elsewhere, or of an older run, has the text alone.
+
+    A text can be tokenized in several ways; what is tried is the text by itself and, for tokenizers that drop or add a
+    space at the start of a text, as what it adds to the prompt. The one of the recorded length is taken.
     """
 
-    number: int
-    prompt: Any
-    response: str
-    prompt_ids: list[int]
-    response_ids: list[int]
-    score: float | None = None
-    length: int | None = None
-    drawn: bool = False
+    def bare(text: str) -> list[int]:
+        return list(encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    end = [encoder.end_id] if row.finished else []
+    tried = [[*bare(row.response), *end]]
+    if isinstance(row.prompt, str):
+        start, whole = bare(row.prompt), bare(row.prompt + row.response)
+        if whole[: len(start)] == start:
+            tried.append([*whole[len(start) :], *end])
+    return next((ids for ids in tried if len(ids) == row.length), tried[0])
+
+
+def whose_tokens(rows: Sequence[Response]) -> str:
+    """Whose tokens are measured: those drawn, or what a tokenizer makes of the texts."""
+    anew = [row for row in rows if not row.drawn]
+    if not anew:
+        return "The responses' tokens are those that were drawn."
+    same = sum(row.length is None or len(row.response_ids) == row.length for row in anew)
+    return (
+        f"Responses are tokenized anew from their texts: {same} of {len(anew)} have as many tokens as when they "
+        "were drawn."
+    )
 
 
 def drawn_at(header: Mapping[str, Any]) -> float | None:
-    """The temperature that the header of a file of responses tells; None where it tells none."""
+    """The temperature in the header of a file of responses; None where it has none."""
     sampling = header.get("sampling")
-    told = sampling.get("temperature") if isinstance(sampling, Mapping) else header.get("temperature")
-    return float(told) if isinstance(told, int | float) else None
+    found = sampling.get("temperature") if isinstance(sampling, Mapping) else header.get("temperature")
+    return float(found) if isinstance(found, int | float) else None
 
 
 def read_responses(path: Path | str) -> ResponseFile:
@@ -111,11 +195,11 @@ def read_responses(path: Path | str) -> ResponseFile:
                 )
             header = _header(values["header"], f"{path}:{number}")
             continue
-        row = response_of(values, f"{path}:{number}")
+        row = response_of({"number": len(rows)} | values, f"{path}:{number}")
         if row.prompt_id in seen:
             raise DataError(
                 f"{path}:{number} answers the prompt {row.prompt_id!r} again, as line {seen[row.prompt_id]} does; a "
-                "file holds one response a prompt: put the others into a file of their own"
+                "file holds one response per prompt: put the others into a file of their own"
             )
         seen[row.prompt_id] = number
         rows.append(row)
@@ -167,6 +251,7 @@ def _header(values: Any, where: str) -> dict[str, Any]:
 
 def response_of(values: Mapping[str, Any], where: str) -> Response:
     """A line's response, checked; `DataError` begins with ``where``."""
+    values = {OLD_NAMES.get(name, name): value for name, value in values.items()}
     for name in ("prompt_id", "prompt", "response"):
         if name not in values:
             raise DataError(f"{where} has no {name!r} (it has {', '.join(sorted(values))}); every response needs one")
@@ -174,21 +259,20 @@ def response_of(values: Mapping[str, Any], where: str) -> Response:
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise DataError(f"{where} has the prompt_id {shown(identity)}; it must be a text or a whole number")
     try:
-        return Response(
-            str(identity),
-            _prompt(values["prompt"]),
-            checked_text(values["response"], "response"),
-            _number(values, "temperature"),
-            _whole(values, "tokens"),
-            _truth(values, "stopped"),
-        )
+        for name, (fits, limit) in OPTIONAL.items():
+            if values.get(name) is not None and not fits(values[name]):
+                raise BadRowError(f"{name!r} is {shown(values[name])}; it must be {limit}")
+        _check_prompt(values["prompt"])
+        checked_text(values["response"], "response")
     except BadRowError as error:
         raise DataError(f"{where}: {error}") from None
+    return Response.from_values(values | {"prompt_id": str(identity)})
 
 
-def _prompt(value: Any) -> str | list[Message]:
+def _check_prompt(value: Any) -> None:
     if not isinstance(value, list):
-        return checked_text(value, "prompt")
+        checked_text(value, "prompt")
+        return
     if not value:
         raise BadRowError("'prompt' has no messages")
     for turn in value:
@@ -196,25 +280,24 @@ def _prompt(value: Any) -> str | list[Message]:
             raise BadRowError(f"'prompt' has the turn {shown(turn)}; a turn is an object with role and content")
         for name in ("role", "content"):
             checked_text(turn[name], f"prompt.{name}")
-    return value
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")):
-        return None if value is None else float(value)
-    raise BadRowError(f"{name!r} is {shown(value)}; it must be a number of 0 or more")
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
-def _whole(values: Mapping[str, Any], name: str) -> int | None:
-    value = values.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise BadRowError(f"{name!r} is {shown(value)}; it must be a whole number of 0 or more")
+def _is_nonnegative(value: object) -> bool:
+    found = finite(value)
+    return found is not None and found >= 0
 
 
-def _truth(values: Mapping[str, Any], name: str) -> bool | None:
-    value = values.get(name)
-    if value is None or isinstance(value, bool):
-        return value
-    raise BadRowError(f"{name!r} is {shown(value)}; it must be true or false")
+OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "number": (_is_whole, "a whole number of 0 or more"),
+    "length": (_is_whole, "a whole number of 0 or more"),
+    "temperature": (_is_nonnegative, "a number of 0 or more"),
+    "finished": (lambda value: isinstance(value, bool), "true or false"),
+    "divergences": (lambda value: isinstance(value, dict), "an object"),
+    "columns": (lambda value: isinstance(value, dict), "an object"),
+    "response_ids": (lambda value: isinstance(value, list) and all(map(_is_whole, value)), "a list of token ids"),
+}
+"""What a line may have besides: whether a value fits, and what it must be."""

@@ -1,4 +1,4 @@
-"""Answers on disk, one a line, each written through to the disk before anything else is done with it."""
+"""Answers on disk, one per line, each written through to the disk before anything else is done with it."""
 
 from __future__ import annotations
 
