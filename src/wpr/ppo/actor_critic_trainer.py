@@ -73,6 +73,26 @@ class ActorCriticTrainer(Trainer):  # type: ignore[misc]
 
     part_norms: dict[str, float] = {}  # noqa: RUF012 (replaced, never changed)
 
+    def own_state(self) -> dict[str, Any]:
+        """What this process's part of a checkpoint keeps beyond weights, optimizer and random generators."""
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """If the folder is there, from an earlier run, it is marked as not whole before any of it is written again."""
+        if self.args.should_save:
+            mark = self.folder / f"checkpoint-{self.state.global_step}" / "trainer_state.json"
+            mark.unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """With the generators' states, the last that every process writes before the first one closes the
+        checkpoint.
+        """
+        super()._save_rng_state(output_dir)
+        checkpoints.save_state(self.own_state(), Path(output_dir), self.args.process_index)
+        self.accelerator.wait_for_everyone()
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)

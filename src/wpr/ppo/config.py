@@ -139,50 +139,23 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
             self.greater_is_better: bool | None = True
         super().__post_init__()
         self._check_types()
-        positive = "a positive number"
-        count = "an integer of at least 1"
-        limits = {
-            "beta": (self.beta >= 0, "0 or more"),
-            "beta_rate": (self.beta_rate > 0, positive),
-            "beta_gain": (self.beta_gain >= 0, "0 or more"),
-            "responses_per_prompt": (self.responses_per_prompt >= 1, count),
-            "max_prompt_length": (self.max_prompt_length >= 1, count),
-            "max_new_tokens": (self.max_new_tokens >= 1, count),
-            "min_new_tokens": (
-                0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"between 0 and max_new_tokens={self.max_new_tokens}",
-            ),
-            "temperature": (self.temperature > 0, f"{positive}; for nearly greedy sampling use a small one"),
-            "logprob_temperature": (self.logprob_temperature > 0, positive),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "ppo_epochs": (self.ppo_epochs >= 1, count),
-            "num_minibatches": (self.num_minibatches >= 1, count),
-            "gamma": (0 <= self.gamma <= 1, "between 0 and 1"),
-            "gae_lambda": (0 <= self.gae_lambda <= 1, "between 0 and 1"),
-            "clip_range": (0 < self.clip_range < 1, "between 0 and 1"),
-            "value_clip_range": (self.value_clip_range is None or self.value_clip_range > 0, "positive, or None"),
-            "target_divergence": (self.target_divergence is None or self.target_divergence > 0, "positive, or None"),
-            "update_kl_limit": (self.update_kl_limit is None or self.update_kl_limit > 0, "positive, or None"),
-            "reward_clip": (self.reward_clip is None or self.reward_clip > 0, "positive, or None"),
-            "logits_memory_mb": (self.logits_memory_mb > 0, positive),
-            "generation_batch_size": (self.generation_batch_size is None or self.generation_batch_size >= 1, count),
-            "scoring_batch_size": (self.scoring_batch_size is None or self.scoring_batch_size >= 1, count),
-            "max_skipped_rollouts": (self.max_skipped_rollouts >= 0, "0 or more"),
-            "log_completions": (self.log_completions >= 0, "0 or more"),
-            "log_completions_steps": (self.log_completions_steps >= 1, count),
-            "critic_learning_rate": (
-                self.critic_learning_rate is None or self.critic_learning_rate >= 0,
-                "0 or more, or None",
-            ),
-            "value_coefficient": (self.value_coefficient >= 0, "0 or more"),
-            "beta_schedule": (self.beta_schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
-            "target_measure": (self.target_measure in ("divergence", "kl"), "divergence or kl"),
-        }
-        for name, (fine, limit) in limits.items():
-            value = getattr(self, name)
-            if not fine:
-                raise ValueError(f"{name}={value!r} must be {limit}")
+        self._check_limits()
+        self._check_combinations()
+
+    def _check_limits(self) -> None:
+        """Settings by themselves."""
+        for limit, fine, names in _LIMITS:
+            for name in names:
+                value = getattr(self, name)
+                if not (fine(value) if value is not None else _is_optional(name)):
+                    raise ValueError(f"{name}={value!r} must be {limit}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens!r} must be between 0 and max_new_tokens={self.max_new_tokens}"
+            )
+
+    def _check_combinations(self) -> None:
+        """Settings that do not go together, and the Trainer's that rollouts cannot have."""
         if self.auto_find_batch_size:
             raise ValueError(
                 "auto_find_batch_size=True is not supported: a rollout's size is fixed; lower the batch size"
@@ -208,7 +181,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     def _check_types(self) -> None:
         """Numbers that are no numbers would fail later, in a comparison that does not say which setting it was."""
         for name, kind in _KINDS.items():
-            value, optional = getattr(self, name), kind.endswith("| None")
+            value, optional = getattr(self, name), _is_optional(name)
             if optional and value is None:
                 continue
             number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -240,8 +213,44 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         """Optimizer steps that one rollout is used for."""
         return self.ppo_epochs * self.num_minibatches
 
+    @property
+    def fixed_in_rollout(self) -> dict[str, float]:
+        """Settings that must not change in the middle of a rollout, by name."""
+        names = (
+            "world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "num_minibatches", "ppo_epochs",
+            "responses_per_prompt", "seed", "logprob_temperature",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
 
 _KINDS = {setting.name: str(setting.type) for setting in fields(PPOConfig) if setting.name not in _INHERITED}
 """Types of our own settings as they are written above: argument parsers replace those in the fields."""
+
+
+def _is_optional(name: str) -> bool:
+    return _KINDS[name].endswith("| None")
+
+
+_LIMITS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
+    ("0 or more", lambda value: value >= 0,
+     ("beta", "beta_gain", "max_skipped_rollouts", "log_completions", "value_coefficient")),
+    ("a positive number", lambda value: value > 0, ("beta_rate", "logprob_temperature", "logits_memory_mb")),
+    ("a positive number; for nearly greedy sampling use a small one", lambda value: value > 0, ("temperature",)),
+    ("an integer of at least 1", lambda value: value >= 1,
+     ("responses_per_prompt", "max_prompt_length", "max_new_tokens", "ppo_epochs", "num_minibatches",
+      "generation_batch_size", "scoring_batch_size", "log_completions_steps")),
+    ("0 (all tokens) or more", lambda value: value >= 0, ("top_k",)),
+    ("above 0 and at most 1", lambda value: 0 < value <= 1, ("top_p",)),
+    ("between 0 and 1", lambda value: 0 <= value <= 1, ("gamma", "gae_lambda")),
+    ("between 0 and 1", lambda value: 0 < value < 1, ("clip_range",)),
+    ("positive, or None", lambda value: value > 0,
+     ("value_clip_range", "target_divergence", "update_kl_limit", "reward_clip")),
+    ("0 or more, or None", lambda value: value >= 0, ("critic_learning_rate",)),
+    ("constant, linear or cosine", lambda value: value in ("constant", "linear", "cosine"), ("beta_schedule",)),
+    ("divergence or kl", lambda value: value in ("divergence", "kl"), ("target_measure",)),
+]  # fmt: skip
+"""What a setting must be, how that is seen, and of which settings it is asked. (Not in the fields' metadata, which
+argument parsers take for their own.)
+"""
 
 PPOConfig.__init__ = _name_the_nearest(PPOConfig.__init__)  # type: ignore[method-assign]

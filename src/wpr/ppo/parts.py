@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import logging
@@ -12,7 +13,15 @@ from typing import Any
 import torch
 
 from wpr.damaged_files import refuse_damaged_model
-from wpr.language_models import is_causal, is_partitioned, is_peft, plain_model, scores_split
+from wpr.language_models import (
+    check_split,
+    is_causal,
+    is_partitioned,
+    is_peft,
+    plain_model,
+    scores_split,
+    without_dropout,
+)
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
@@ -35,12 +44,31 @@ OWN_ENDS = ("_ids", "grad_norm")
 """Names that the log and the files of responses have for themselves."""
 
 
+def load_models(
+    model: Any, critic: Any, reference: Any, peft_config: Any, args: PPOConfig
+) -> tuple[ActorCritic, Any | None]:
+    """Policy and critic as one module, and the reference; None where that is the policy with its adapter off."""
+    policy, critic = load_policy(model, peft_config), load_critic(critic, args)
+    if isinstance(reference, str | Path):
+        reference = load_policy(reference, None)
+    elif reference is None and not is_peft(policy):
+        if is_partitioned(policy):
+            raise ValueError("under ZeRO-3 the reference cannot be copied from the policy; pass reference=")
+        reference = copy.deepcopy(policy)
+    if reference is policy:
+        raise ValueError("reference and model are the same object, which would freeze the policy; pass reference=None")
+    actor_critic = ActorCritic(policy, critic)
+    if args.disable_dropout:
+        without_dropout(actor_critic)
+    return actor_critic, reference
+
+
 def load_policy(model: Any, peft_config: Any) -> Any:
     """The causal LM, with its adapter. By name it is loaded in float32: ``bf16=True`` computes in bf16 anyway, but
     weights that are kept in bf16 lose every update below 1/256 of them.
     """
-    if isinstance(model, str):
-        refuse_damaged_model(model)
+    if isinstance(model, str | Path):
+        refuse_damaged_model(str(model))
         if (Path(model) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
@@ -72,12 +100,14 @@ def load_policy(model: Any, peft_config: Any) -> Any:
     return model
 
 
-def tokenizer_folder(model: str) -> str:
-    """Where the tokenizer of a model's folder is: beside the base model, for an adapter that has none."""
-    config = Path(model) / "adapter_config.json"
+def load_tokenizer_of(model: str | Path) -> Any:
+    """The tokenizer of a model's folder; the base model's, for an adapter that has none."""
+    from transformers import AutoTokenizer
+
+    config, folder = Path(model) / "adapter_config.json", str(model)
     if config.exists() and not (Path(model) / "tokenizer_config.json").exists():
-        return str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    return model
+        folder = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def load_critic(critic: Any, args: PPOConfig) -> Any:
@@ -91,16 +121,17 @@ def load_critic(critic: Any, args: PPOConfig) -> Any:
             "PPO needs a critic: pass critic=, a sequence-classification model with one label, usually the reward "
             "model's checkpoint, or set share_backbone=True for a value head on the policy"
         )
-    if isinstance(critic, str):
+    if isinstance(critic, str | Path):
         from transformers import AutoModelForSequenceClassification
 
-        refuse_damaged_model(critic)
+        refuse_damaged_model(str(critic))
         critic = AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1, dtype=torch.float32)
     return critic
 
 
-def check_vocabularies(policy: Any, reference: Any) -> None:
-    """Refuse models over different tokens."""
+def check_reference(policy: Any, reference: Any) -> None:
+    """Refuse a reference that cannot be split into body and head, or that is over other tokens than the policy."""
+    check_split(reference)
     sizes = [plain_model(model).config.get_text_config().vocab_size for model in (policy, reference)]
     if sizes[0] != sizes[1]:
         raise ValueError(
@@ -109,8 +140,11 @@ def check_vocabularies(policy: Any, reference: Any) -> None:
         )
 
 
-def check_critic(model: ActorCritic) -> None:
-    """Refuse an actor-critic that cannot learn, or whose critic cannot be read at every position."""
+def check_actor_critic(model: ActorCritic) -> None:
+    """Refuse an actor-critic that cannot learn, whose policy cannot be split into body and head, or whose critic cannot
+    be read at every position.
+    """
+    check_split(model.policy)
     for part, role in zip(model.parts, ("model", "critic"), strict=False):
         if not any(parameter.requires_grad for parameter in part.parameters()):
             raise ValueError(
@@ -125,7 +159,22 @@ def check_critic(model: ActorCritic) -> None:
             )
 
 
-def check_reward_vocabulary(reward: Reward, policy: Any) -> None:
+def place_reward(source: Any, model: ActorCritic, device: torch.device) -> Reward:
+    """The reward that is learned from, on the device."""
+    reward = as_reward(source)
+    _check_apart(reward, getattr(model, "critic", None))
+    return _placed(reward, model.policy, device)
+
+
+def _placed(reward: Reward, policy: Any, device: torch.device) -> Reward:
+    """On the device; refused if it is a model that does not know the policy's tokens."""
+    _check_reward_vocabulary(reward, policy)
+    if hasattr(reward, "to"):
+        reward.to(device)
+    return reward
+
+
+def _check_reward_vocabulary(reward: Reward, policy: Any) -> None:
     """Refuse a reward model that does not know the policy's tokens, unless it has a tokenizer of its own."""
     for part in [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]:
         if isinstance(part, RewardModel) and part.tokenizer is None:
@@ -138,11 +187,7 @@ def make_monitors(sources: Mapping[str, Any], policy: Any, device: torch.device)
     for name, source in sources.items():
         if not name.isidentifier() or name in LOGGED or name.startswith(OWN_STARTS) or name.endswith(OWN_ENDS):
             raise ValueError(f"a monitor cannot be called {name!r}: the log has its own number of that name; rename it")
-        monitor = as_reward(source)
-        check_reward_vocabulary(monitor, policy)
-        if hasattr(monitor, "to"):
-            monitor.to(device)
-        monitors[name] = monitor
+        monitors[name] = _placed(as_reward(source), policy, device)
     return monitors
 
 
@@ -155,7 +200,7 @@ def _check_tokens(role: str, model: Any, policy: Any) -> None:
         )
 
 
-def check_apart(reward: Reward, critic: Any) -> None:
+def _check_apart(reward: Reward, critic: Any) -> None:
     """Refuse a reward model that is the critic itself: one is frozen, the other trained."""
     rewards = [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]
     trained = {id(parameter) for parameter in critic.parameters()} if critic is not None else set()

@@ -1,71 +1,63 @@
 """`PPOTrainer`: PPO with a critic, under any policy regularizer, as a transformers Trainer.
 
-The Trainer's loop is left as it is: it asks for micro-batches, accumulates gradients, steps the optimizer, logs, saves
-and resumes. A *rollout* spans several of its micro-batches: at the first of them responses are drawn and measured
-(`collect.Collector`), and each one then learns from its share of them. `docs/ppo.md` has the formulas.
+Responses are drawn and measured by `collect.Collector`, advantages and losses are pure functions, and `RolloutTrainer`
+fits rollouts into the Trainer's loop. `docs/ppo.md` has the formulas.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, TrainerState
-from transformers.trainer_utils import TrainOutput
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from wpr.language_models import check_split, cudnn_attention_disabled, is_partitioned, is_peft, without_dropout
-from wpr.ppo import checkpoints
-from wpr.ppo.actor_critic import ActorCritic
-from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
 from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
 from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig
-from wpr.ppo.console import ConsoleCallback, report_table, write_completions
-from wpr.ppo.distributed import (
-    check_fsdp,
-    is_sharded,
-    max_over_processes,
-    names_of_all,
-    place_frozen,
-    sum_over_processes,
-)
+from wpr.ppo.console import report_table, write_completions
+from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.evaluation import EVALUATION, Evaluation
-from wpr.ppo.faults import Fault, TrainingFault, describe_gradient, describe_loss, write_fault
+from wpr.ppo.faults import Fault, TrainingFault, describe_loss
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
-from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
+from wpr.ppo.metrics import Stopwatch
 from wpr.ppo.parts import (
-    check_apart,
-    check_critic,
-    check_reward_vocabulary,
-    check_vocabularies,
-    load_critic,
-    load_policy,
+    check_actor_critic,
+    check_reference,
+    load_models,
+    load_tokenizer_of,
     make_monitors,
     place_regularizer,
+    place_reward,
     sampling_of,
-    tokenizer_folder,
     use_one_gpu,
 )
-from wpr.ppo.prompts import PromptCollator, RolloutSampler
-from wpr.ppo.rollout import Rollout, minibatch_rows
+from wpr.ppo.prompts import PromptCollator
+from wpr.ppo.rollout import Rollout
 from wpr.ppo.rollout_log import completion_rows, note_rollout
-from wpr.ppo.trainer_state import restore, state_of
+from wpr.ppo.rollout_trainer import LossFaultError, RolloutTrainer
 from wpr.regularizers import Regularizer
-from wpr.rewards import RunningMoments, as_reward
+from wpr.rewards import Reward, RunningMoments
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftConfig, PeftModel
 
 logger = logging.getLogger(__name__)
 
+Model: TypeAlias = "PreTrainedModel | PeftModel | str | Path"
+Rows: TypeAlias = "Dataset | Sequence[Mapping[str, Any]]"
+RewardSource: TypeAlias = "Reward | Model | Callable[..., Sequence[float]] | Sequence[Any]"
 
-class PPOTrainer(ActorCriticTrainer):
+
+class PPOTrainer(RolloutTrainer):
     """Algorithm 2 of the paper, for any `Regularizer`.
 
     Example::
@@ -79,66 +71,67 @@ class PPOTrainer(ActorCriticTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         args: PPOConfig,
         *,
-        reward: Any,
+        reward: RewardSource,
         regularizer: Regularizer | str = "semantic",
-        reference: Any = None,
-        critic: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        peft_config: Any = None,
+        reference: Model | None = None,
+        critic: Model | None = None,
+        train_dataset: Rows | None = None,
+        eval_dataset: Rows | Mapping[str, Rows] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
         generation: Generation | None = None,
-        monitors: Mapping[str, Any] | None = None,
+        monitors: Mapping[str, RewardSource] | None = None,
         eval_regularizers: Mapping[str, Regularizer | str] | None = None,
-        callbacks: list[Any] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
     ) -> None:
         """Set up a run.
 
-        model: the policy: a causal LM, a PEFT model, or a folder or hub name.
-        reward: see `wpr.rewards.as_reward`.
-        regularizer: one of `wpr.regularizers`, or a name: ``"semantic"`` and ``"paper"`` are the presets of
-            `Wasserstein` on the reference's own embeddings, others are those of `make_regularizer`.
-        reference: None is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
-        critic: a sequence-classification model with one label, or its folder; None with ``args.share_backbone``.
-        train_dataset: rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward
-            functions.
-        processing_class: the tokenizer; by default that of ``model``'s folder.
-        generation: where responses come from; by default transformers' ``generate``.
-        monitors: scores by name, given as rewards are, that are logged and never learned from: what tells whether a
-            reward model is being fooled.
-        eval_regularizers: regularizers by name, whose divergence evaluations measure beside the own one's, so that
-            policies under different ones can be compared.
+        Args:
+            model (`PreTrainedModel`, `PeftModel`, `str` or `Path`):
+                The policy: a causal LM, a PEFT model, or a folder or hub name.
+            args (`PPOConfig`):
+                The settings.
+            reward (`PreTrainedModel`, `str`, `Path`, `Callable`, `Reward`, or a `list` of these or of pairs):
+                What responses are scored by: a sequence-classification model or its folder, a function ``f(prompts,
+                responses, **columns) -> list[float]``, or several, with weights; see `wpr.rewards.as_reward`.
+            regularizer (`Regularizer` or `str`, defaults to `"semantic"`):
+                One of `wpr.regularizers`, or a name: ``"semantic"`` and ``"paper"`` are the presets of `Wasserstein`
+                on the reference's own embeddings, others are those of `make_regularizer`.
+            reference (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*):
+                The model that the policy is compared with. None is the policy with its adapter off for a PEFT model,
+                else a frozen copy of the policy.
+            critic (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*):
+                A sequence-classification model with one label, or its folder; None with ``args.share_backbone``.
+            train_dataset (`Dataset` or a sequence of rows, *optional*):
+                Rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward functions.
+            eval_dataset (`Dataset`, a sequence of rows, or a `dict` of these, *optional*):
+                The same, for `evaluate`.
+            processing_class (`PreTrainedTokenizerBase`, *optional*):
+                The tokenizer; by default that of ``model``'s folder.
+            peft_config (`PeftConfig`, *optional*):
+                Gives the policy an adapter, which is then all of it that is trained.
+            generation (`Generation`, *optional*):
+                Where responses come from; by default transformers' ``generate``.
+            monitors (`dict` of names and rewards, *optional*):
+                Scores that are logged and never learned from: what tells whether a reward model is being fooled.
+            eval_regularizers (`dict` of names and regularizers, *optional*):
+                Regularizers whose divergence evaluations measure beside the own one's, so that policies under
+                different ones can be compared.
+            callbacks (`list` of `TrainerCallback`, *optional*):
+                The Trainer's.
+            optimizers (`tuple` of `Optimizer` and `LRScheduler`, *optional*):
+                The Trainer's; by default made of ``args``, with a learning rate of its own for the critic.
         """
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
-        model, critic, reference, reward = (
-            str(part) if isinstance(part, Path) else part for part in (model, critic, reference, reward)
-        )
-        if isinstance(model, str) and processing_class is None:
-            from transformers import AutoTokenizer
-
-            processing_class = AutoTokenizer.from_pretrained(tokenizer_folder(model))
-        policy = load_policy(model, peft_config)
-        critic = load_critic(critic, args)
-        own_reference = reference is None and is_peft(policy)
-        if reference is None and not own_reference:
-            if is_partitioned(policy):
-                raise ValueError("under ZeRO-3 the reference cannot be copied from the policy; pass reference=")
-            reference = copy.deepcopy(policy)
-        elif isinstance(reference, str):
-            reference = load_policy(reference, None)
-        if reference is policy:
-            raise ValueError(
-                "reference and model are the same object, which would freeze the policy; pass reference=None"
-            )
+        if processing_class is None and isinstance(model, str | Path):
+            processing_class = load_tokenizer_of(model)
+        actor_critic, reference = load_models(model, critic, reference, peft_config, args)
         use_one_gpu(args)
-        actor_critic = ActorCritic(policy, critic)
-        if args.disable_dropout:
-            without_dropout(actor_critic)
         super().__init__(
             model=actor_critic,
             args=args,
@@ -149,43 +142,28 @@ class PPOTrainer(ActorCriticTrainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        self.model_accepts_loss_kwargs = False  # the loss is a mean over tokens that `compute_loss` counts itself
-        self.console = ConsoleCallback(bar=not args.disable_tqdm)
-        self.remove_callback(ProgressCallback)
-        self.remove_callback(PrinterCallback)
-        self.add_callback(self.console)
-
-        check_fsdp(self.accelerator)
-        device = self.accelerator.device
-        check_split(policy)
-        check_critic(actor_critic)
-        self.reference = None if own_reference else place_frozen(reference, self.accelerator)
+        check_actor_critic(actor_critic)
+        self.reference = None if reference is None else place_frozen(reference, self.accelerator)
         if self.reference is not None:
-            check_split(self.reference)
-            check_vocabularies(policy, self.reference)
-        self.reward = as_reward(reward)
-        check_apart(self.reward, critic)
-        check_reward_vocabulary(self.reward, policy)
-        if hasattr(self.reward, "to"):
-            self.reward.to(device)
-        self.regularizer = place_regularizer(regularizer, policy if own_reference else self.reference, self.accelerator)
-        anchor = policy if own_reference else self.reference
+            check_reference(actor_critic.policy, self.reference)
+        self.reward = place_reward(reward, actor_critic, self.accelerator.device)
+        anchor = actor_critic.policy if self.reference is None else self.reference
+        self.regularizer = place_regularizer(regularizer, anchor, self.accelerator)
         self.eval_regularizers = {
             name: place_regularizer(other, anchor, self.accelerator)
             for name, other in (eval_regularizers or {}).items()
         }
-        self.monitors = make_monitors(monitors or {}, policy, device)
-        self.stopwatch = Stopwatch(device)
+        self.monitors = make_monitors(monitors or {}, actor_critic.policy, self.accelerator.device)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
-            sampling_of(args, policy, processing_class), self.stopwatch, self.monitors, self.eval_regularizers,
+            sampling_of(args, actor_critic.policy, processing_class), self.stopwatch, self.monitors,
+            self.eval_regularizers,
         )  # fmt: skip
         self.evaluated: list[dict[str, Any]] = []
-        self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
-        self._reset()
 
     def _reset(self) -> None:
+        super()._reset()
         args = self.args
         self.beta: BetaController = (
             AdaptiveBeta(args.beta, args.target_divergence, args.beta_rate, args.beta_gain)
@@ -193,92 +171,8 @@ class PPOTrainer(ActorCriticTrainer):
             else ScheduledBeta(args.beta, args.beta if args.beta_end is None else args.beta_end, args.beta_schedule)
         )
         self.moments = RunningMoments()
-        self.metrics = Metrics()
-        self.skipped = 0
-        self.rollouts = 0  # begun so far: what seeds are made from, also if sizes change between rollouts
-        self.rollout: Rollout | None = None
-        self.micro_batch = 0  # of the current rollout, the next to be learned from
-        self.idle = False  # the rest of the current rollout is left out
-        self.step_left_out = False
-        self.critic_rate = 0.0
         self.update_sums: dict[str, float] = {}
         self.update_tokens = 1.0
-        self._resume_from: Path | None = None
-
-    # ---- the loop ----
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train; see `Trainer.train`. ``resume_from_checkpoint=True`` takes the newest whole checkpoint: one that was
-        being written when a run was killed is passed over.
-        """
-        self._reset()
-        folder = self._resolve_checkpoint(resume_from_checkpoint)
-        self._resume_from = folder
-        if folder is not None and (finished := self._finished(folder)) is not None:
-            return finished
-        try:
-            return super().train(resume_from_checkpoint=None if folder is None else str(folder), **kwargs)
-        finally:
-            self.console.close()
-
-    def _finished(self, folder: Path) -> TrainOutput | None:
-        """What a run that needs no more steps returns, its weights loaded. (The Trainer would take one more.)"""
-        state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
-        args = self.args
-        steps = args.max_steps
-        if steps <= 0:
-            if not hasattr(self.train_dataset, "__len__"):
-                return None
-            groups = len(self.train_dataset) // (args.prompts_per_device * self.accelerator.num_processes)
-            steps = math.ceil(args.num_train_epochs * groups * args.steps_per_rollout)
-        if steps == 0 or state.global_step < steps or self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            return None
-        logger.warning("%s has all %d steps; nothing is left to train", folder, steps)
-        self.state = state
-        if args.load_best_model_at_end and state.best_model_checkpoint:
-            self._load_best_model()
-        else:
-            self._load_from_checkpoint(str(folder))
-        return TrainOutput(state.global_step, 0.0, {})
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """One micro-batch: at a rollout's first, collect it; then learn from the micro-batch's share of it."""
-        if self._resume_from is not None:
-            restore(self, self._resume_from)
-            self._resume_from = None
-        if self.micro_batch == 0:
-            self._begin_rollout(inputs)
-        accumulation = self.args.gradient_accumulation_steps
-        number, self.micro_batch = self.micro_batch, self.micro_batch + 1
-        self.micro_batch %= self.args.steps_per_rollout * accumulation
-        loss = torch.zeros((), device=self.args.device)
-        if not self.idle:
-            with cudnn_attention_disabled():
-                loss = self._learn(model, number)
-        self.step_left_out = self.idle
-        if self.step_left_out:
-            # No step is taken: weights and the optimizer's moments stay as they are, and the schedule goes on.
-            self.accelerator.gradient_state._set_sync_gradients(False)
-        elif (number + 1) % accumulation == 0:
-            self._end_update()
-        if self.micro_batch == 0:
-            self.rollout = None
-        return loss
-
-    def _learn(self, model: nn.Module, number: int) -> Tensor:
-        """Loss and gradients of micro-batch ``number`` of the rollout."""
-        if number % self.args.gradient_accumulation_steps == 0:
-            self._begin_update(number)
-        assert self.rollout is not None
-        try:
-            with self.stopwatch("backpropagation"):
-                batch = self.rollout.take(self._rows(number))
-                loss: Tensor = super().training_step(model, {"micro_batch": batch})
-        except _LossFaultError as error:
-            model.zero_grad()
-            self._refuse(error.fault)
-            return torch.zeros((), device=self.args.device)
-        return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Tensor:
         """The PPO loss of one micro-batch, as its share of the mean over all tokens of the update."""
@@ -292,7 +186,7 @@ class PPOTrainer(ActorCriticTrainer):
         value, value_sums = value_loss(values, batch.values, batch.returns, batch.mask, args.value_clip_range)
         total = (policy + args.value_coefficient * value) / self.update_tokens
         if max_over_processes(self.accelerator, int(not torch.isfinite(total))):
-            raise _LossFaultError(describe_loss(batch, log_probs, values, policy, value, self._text))
+            raise LossFaultError(describe_loss(batch, log_probs, values, policy, value, self._text))
         count = float(batch.mask.sum())
         sums = {**sums, **value_sums, "policy_loss": policy.detach(), "value_loss": value.detach()}
         for name, summed in sums.items():
@@ -348,13 +242,6 @@ class PPOTrainer(ActorCriticTrainer):
             scores = scores.clamp(-self.args.reward_clip, self.args.reward_clip)
         return scores
 
-    def _rows(self, number: int) -> Tensor:
-        """Responses of a micro-batch of the rollout."""
-        args = self.args
-        processes, process = self.accelerator.num_processes, self.accelerator.process_index
-        own = minibatch_rows(number, args, processes, process, [args.seed, self.rollouts])
-        return torch.from_numpy(own).to(args.device)
-
     def _begin_update(self, number: int) -> None:
         """Count the tokens of the whole update, over its micro-batches and processes."""
         assert self.rollout is not None
@@ -372,80 +259,10 @@ class PPOTrainer(ActorCriticTrainer):
         self.metrics.add("early_stop", float(far))
         self.idle = far
 
-    # ---- faults ----
-
-    def _refuse(self, fault: Fault | None) -> bool:
-        """If any process has a fault: write it, and stop or, where allowed, leave out the rest of the rollout."""
-        if not max_over_processes(self.accelerator, int(fault is not None)):
-            return False
-        path = None
-        if fault is not None:
-            path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index)
-        self.skipped += 1
-        told = (
-            f"{fault.message}; written to {path}" if fault else "another process met a fault; see its file in faults/"
-        )
-        if self.skipped > self.args.max_skipped_rollouts:
-            raise TrainingFault(
-                f"step {self.state.global_step}: {told}. No step was taken; the checkpoints in "
-                f"{self.args.output_dir} are as they were. Fix the cause and resume, or allow rollouts to be left "
-                f"out with max_skipped_rollouts (now {self.args.max_skipped_rollouts})",
-                path,
-            )
-        if fault is not None and fault.kind == "loss" and self.is_deepspeed_enabled:
-            raise TrainingFault(f"step {self.state.global_step}: {told}. DeepSpeed cannot leave out a step", path)
-        logger.warning("step %d: %s. Rollout left out (%d so far)", self.state.global_step, told, self.skipped)
-        self.metrics.add("skipped_rollouts", 1.0)
-        self.idle = True
-        return True
-
     def _text(self, tokens: Tensor) -> str:
         if self.processing_class is None:
             return str(tokens.tolist())
         return str(self.processing_class.decode(tokens.tolist()))
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if self.step_left_out:
-            return torch.zeros((), device=self.args.device)
-        norm = super()._clip_grad_norm(model)
-        for name, value in self.part_norms.items():
-            self.metrics.add(name, value)
-        return norm
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The last look before the optimizer's step: gradients that are not finite are refused too."""
-        self.critic_rate = float(self.optimizer.param_groups[-1]["lr"])  # of this step, as the Trainer's own
-        if self.step_left_out:
-            return torch.zeros((), device=self.args.device)
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        value = float("nan") if norm is None else float(norm)
-        # A gradient scaler (fp16) meets overflows by itself; DeepSpeed has taken its step already.
-        if norm is not None and not np.isfinite(value) and self.accelerator.scaler is None:
-            if self.is_deepspeed_enabled:
-                raise TrainingFault(
-                    f"step {self.state.global_step}: the gradient's norm is {value}, and DeepSpeed has taken the step; "
-                    "resume from the last checkpoint, with a lower learning_rate or max_grad_norm",
-                    None,
-                )
-            model.zero_grad()
-            self._refuse(describe_gradient(value, self.part_norms))
-            self.step_left_out = True
-            self.accelerator.gradient_state._set_sync_gradients(False)
-        return norm
-
-    # ---- logs ----
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what happened since the last log, over all processes, to the Trainer's own numbers."""
-        if "loss" in logs:
-            logs |= self.metrics.drain(self.sum, self.args.device, self.agree)
-            seconds = self.stopwatch.drain()
-            if "scoring" in seconds:  # the models' forward passes, without the penalty that is computed in between
-                seconds["scoring"] -= seconds.get("penalty", 0.0)
-            logs |= {f"seconds_{subject}": value for subject, value in seconds.items()}
-            logs["peak_memory_gb"] = peak_memory_gb(self.args.device)
-            logs["critic_learning_rate"] = self.critic_rate
-        super().log(logs, start_time)
 
     def _log_completions(self, rows: list[dict[str, Any]]) -> None:
         """Sampled responses of the main process, as a table and as a file."""
@@ -489,63 +306,28 @@ class PPOTrainer(ActorCriticTrainer):
 
     def _refuse_evaluation(self, fault: Fault | None) -> None:
         """Stop at a batch that some process met a fault in or, where allowed, leave it out."""
-        path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index) if fault else None
-        told = f"{fault.message}; written to {path}" if fault else "another process met a fault"
-        if self.skipped >= self.args.max_skipped_rollouts:
-            limit = self.args.max_skipped_rollouts
-            raise TrainingFault(f"evaluation: {told}. Fix the cause, or raise max_skipped_rollouts (now {limit})", path)
-        self.skipped += 1
-        logger.warning("evaluation: %s. This batch is left out", told)
-
-    # ---- data, optimizer, checkpoints ----
-
-    def get_train_dataloader(self) -> Any:
-        """Prompts in groups of a rollout; see `RolloutSampler`."""
-        if self.train_dataset is None:
-            raise ValueError("training needs train_dataset, rows with a 'prompt'")
-        if not hasattr(self.train_dataset, "__len__"):
-            raise ValueError(
-                "a dataset without a length cannot be grouped into rollouts; load it whole, or take(n) of it"
+        message, path = self._write(fault)
+        limit = self.args.max_skipped_rollouts
+        if self.skipped >= limit:
+            raise TrainingFault(
+                f"evaluation: {message}. Fix the cause, or raise max_skipped_rollouts (now {limit})", path
             )
-        return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            batch_size=self.args.prompts_per_device,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
+        self.skipped += 1
+        logger.warning("evaluation: %s. This batch is left out", message)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> RolloutSampler:
-        args = self.args
-        return RolloutSampler(
-            self.train_dataset if train_dataset is None else train_dataset,
-            group=args.prompts_per_device * self.accelerator.num_processes,
-            repeats=args.steps_per_rollout * args.gradient_accumulation_steps,
-            shuffle=args.train_sampling_strategy != "sequential",
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            rollouts_done=lambda: self.state.global_step // args.steps_per_rollout,
-        )
+    def own_state(self) -> dict[str, Any]:
+        """The rollout's state, beta and moments."""
+        kind = type(self.beta).__name__
+        own = {"beta_kind": kind, "beta": self.beta.state_dict(), "moments": self.moments.state_dict()}
+        return super().own_state() | own
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """If the folder is there, from an earlier run, it is marked as not whole before any of it is written again."""
-        if self.args.should_save:
-            mark = self.folder / f"checkpoint-{self.state.global_step}" / "trainer_state.json"
-            mark.unlink(missing_ok=True)
-        self.accelerator.wait_for_everyone()
-        super()._save_checkpoint(model, trial)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """With the generators' states, the last that every process writes before the first one closes the
-        checkpoint.
-        """
-        super()._save_rng_state(output_dir)
-        checkpoints.save_state(state_of(self), Path(output_dir), self.args.process_index)
-        self.accelerator.wait_for_everyone()
-
-
-class _LossFaultError(RuntimeError):
-    """Carries a fault out of the loss, past the backward pass."""
-
-    def __init__(self, fault: Fault | None) -> None:
-        super().__init__("the loss is not finite")
-        self.fault = fault
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what `own_state` gave."""
+        super().restore(state)
+        if state["beta_kind"] == type(self.beta).__name__:
+            self.beta.load_state_dict(state["beta"])
+        else:
+            logger.warning(
+                "beta was set by %s, now by %s: it starts anew", state["beta_kind"], type(self.beta).__name__
+            )
+        self.moments.load_state_dict(state["moments"])
