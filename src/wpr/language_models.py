@@ -1,7 +1,7 @@
 """A transformers model in two parts: the body, which runs once over whole sequences, and the head, which is applied to
 the positions that are wanted, a few at a time.
 
-Notation for shapes: ``B`` sequences, ``T`` tokens a sequence, ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
+Notation for shapes: ``B`` sequences, ``T`` tokens per sequence, ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 
 Logits of a whole batch are the largest tensor of RLHF by far: 64 responses of 128 tokens over 256,000 tokens are 4 GB
 in bf16 for one model. Splitting the forward pass lets the caller hold a slice of them at a time.

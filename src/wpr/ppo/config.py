@@ -40,8 +40,8 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     """Settings of PPO.
 
     Sizes. One optimizer step (the Trainer's ``global_step``) takes ``per_device_train_batch_size *
-    gradient_accumulation_steps`` responses a process. A rollout holds ``num_minibatches`` times as many, and is gone
-    through ``ppo_epochs`` times: ``ppo_epochs * num_minibatches`` optimizer steps a rollout.
+    gradient_accumulation_steps`` responses per process. A rollout holds ``num_minibatches`` times as many, and is gone
+    through ``ppo_epochs`` times: ``ppo_epochs * num_minibatches`` optimizer steps per rollout.
 
     The defaults are the paper's, where it states one; but for its batch of 256, which is yours to make up.
     """
@@ -66,7 +66,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         "divergence", "What `target_divergence` is a value of: the regularizer's own divergence, or KL."
     )
     beta_rate: float = _setting(
-        0.05, "Steering, integral part: the logarithm of beta moves by at most this much a rollout, and stays there."
+        0.05, "Steering, integral part: the logarithm of beta moves by at most this much per rollout, and stays there."
     )
     beta_gain: float = _setting(
         2.0, "Steering, proportional part: its answer to the latest rollout, at most this much, which damps swings."
@@ -78,8 +78,8 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     max_new_tokens: int = _setting(256, "Longest response, its end-of-sequence token included.")
     min_new_tokens: int = _setting(0, "Before so many tokens, end-of-sequence is not drawn.")
     temperature: float = _setting(0.8, "Logits are divided by this for sampling.")
-    top_k: int = _setting(50, "Sample among the k likeliest tokens; 0 for all.")
-    top_p: float = _setting(1.0, "Sample among the likeliest tokens that reach this probability together.")
+    top_k: int = _setting(50, "Sample among the k most likely tokens; 0 for all.")
+    top_p: float = _setting(1.0, "Sample among the most likely tokens that reach this probability together.")
     logprob_temperature: float = _setting(
         1.0,
         "Temperature of the distributions that are trained and compared. 1, as in the paper, trains the model's own "
@@ -98,7 +98,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
 
     # Learning
     ppo_epochs: int = _setting(1, "Passes over a rollout.")
-    num_minibatches: int = _setting(1, "Optimizer steps a pass.")
+    num_minibatches: int = _setting(1, "Optimizer steps per pass.")
     critic_learning_rate: float | None = _setting(None, "Learning rate of the critic; None: `learning_rate`.")
     share_backbone: bool = _setting(
         False, "No critic of its own: a linear value head on the policy's states. Meant for LoRA policies."
@@ -122,7 +122,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         None, "Responses drawn at a time; None: all of a rollout, whose cache of keys and values must then fit."
     )
     scoring_batch_size: int | None = _setting(
-        None, "Sequences a forward pass when a rollout is scored; None: `per_device_train_batch_size`."
+        None, "Sequences per forward pass when a rollout is scored; None: `per_device_train_batch_size`."
     )
 
     # Faults and logs

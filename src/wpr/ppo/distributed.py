@@ -76,7 +76,7 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
     """The geometry of embeddings ``(V, d)``, measured by the first process and sent to the others.
 
     Measuring takes seconds to minutes and, done by several processes at once, would have them wait for each other's
-    cores; radii and distances are a few bytes a token. ``options`` are those of `TokenGeometry.from_embeddings`.
+    cores; radii and distances are a few bytes per token. ``options`` are those of `TokenGeometry.from_embeddings`.
     """
     if accelerator.num_processes == 1:
         return TokenGeometry.from_embeddings(weight, **options)

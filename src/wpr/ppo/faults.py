@@ -21,8 +21,8 @@ class Fault:
 
     kind: for instance ``policy logits``, ``score``, ``reward``, ``penalty``, ``loss``.
     message: one line for a person.
-    prompt, response: of the response it was found in, if it can be told.
-    row: that response's number in this process's rollout. position: the token of the response, if it can be told.
+    prompt, response: of the response it was found in, if it is known.
+    row: that response's number in this process's rollout. position: the token of the response, if it is known.
     values: the numbers at fault.
     """
 

@@ -28,7 +28,7 @@ class Sampling:
     """How tokens are drawn.
 
     temperature: above 0; logits are divided by it.
-    top_k: only the k likeliest tokens, 0 for all. top_p: the likeliest tokens that together reach this probability.
+    top_k: only the k most likely tokens, 0 for all. top_p: the most likely tokens that together reach this probability.
     min_new_tokens, max_new_tokens: limits on a response's length, its end-of-sequence token included.
     eos: tokens that end a response.
     """
@@ -59,7 +59,7 @@ class Generation(Protocol):
     """A back end that draws responses from the current policy."""
 
     def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
-        """One response a prompt row, drawn with its seed, on the prompts' device.
+        """One response per prompt row, drawn with its seed, on the prompts' device.
 
         policy: the module that holds the weights; a remote engine is sent them here.
         """

@@ -128,7 +128,7 @@ def last_token(prompt_length: int, mask: Tensor) -> Tensor:
 def minibatch_rows(number: int, config: PPOConfig, processes: int, process: int, seed: Sequence[int]) -> IntArray:
     """Responses of this process that micro-batch ``number`` of a rollout learns from.
 
-    Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn anew in
+    Of every ``num_minibatches`` consecutive responses of the *global* batch, each minibatch gets one, drawn again in
     each pass: so a step learns from the same responses however many processes share them.
     """
     parts, accumulation = config.num_minibatches, config.gradient_accumulation_steps

@@ -67,6 +67,33 @@ class PPOTrainer(RolloutTrainer):
             regularizer="semantic", args=PPOConfig("out", beta=0.05), train_dataset=prompts,
         )
         trainer.train()
+
+    Args:
+        model (`PreTrainedModel`, `PeftModel`, `str` or `Path`): the policy: a causal LM, or its folder or hub name.
+        args (`PPOConfig`): the settings.
+        reward (`PreTrainedModel`, `str`, `Path`, `Callable`, `Reward`, or a `list` of these): what scores responses: a
+            sequence-classification model or its folder, a function ``f(prompts, responses, **columns) -> list[float]``,
+            or several of these, with or without weights; see `wpr.rewards.as_reward`.
+        regularizer (`Regularizer` or `str`, defaults to `"semantic"`): one of `wpr.regularizers`, or a name:
+            ``"semantic"`` and ``"paper"`` are the presets of `Wasserstein` on the reference's own embeddings, others
+            are those of `make_regularizer`.
+        reference (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): what the policy is compared with. None
+            is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
+        critic (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): a sequence-classification model with one
+            label, or its folder; None with ``args.share_backbone``.
+        train_dataset (`Dataset` or a sequence of rows, *optional*): rows with ``prompt`` (text or chat messages) or
+            ``input_ids``; other columns reach reward functions.
+        eval_dataset (`Dataset`, a sequence of rows, or a `dict` of these, *optional*): the same, for `evaluate`.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): the tokenizer; by default that of ``model``'s folder.
+        peft_config (`PeftConfig`, *optional*): gives the policy an adapter, which is then all of it that is trained.
+        generation (`Generation`, *optional*): where responses come from; by default transformers' ``generate``.
+        monitors (`dict` from `str` to rewards, *optional*): scores that are logged and never learned from: what tells
+            whether a reward model is being fooled.
+        eval_regularizers (`dict` from `str` to `Regularizer` or `str`, *optional*): regularizers whose divergence
+            evaluations measure beside the own one's, so that policies under different ones can be compared.
+        callbacks (`list` of `TrainerCallback`, *optional*): the Trainer's.
+        optimizers (`tuple` of `Optimizer` and `LRScheduler`, *optional*): the Trainer's; by default made of ``args``,
+            with a learning rate of its own for the critic.
     """
 
     def __init__(
@@ -88,44 +115,6 @@ class PPOTrainer(RolloutTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
     ) -> None:
-        """Set up a run.
-
-        Args:
-            model (`PreTrainedModel`, `PeftModel`, `str` or `Path`):
-                The policy: a causal LM, a PEFT model, or a folder or hub name.
-            args (`PPOConfig`):
-                The settings.
-            reward (`PreTrainedModel`, `str`, `Path`, `Callable`, `Reward`, or a `list` of these or of pairs):
-                What responses are scored by: a sequence-classification model or its folder, a function ``f(prompts,
-                responses, **columns) -> list[float]``, or several, with weights; see `wpr.rewards.as_reward`.
-            regularizer (`Regularizer` or `str`, defaults to `"semantic"`):
-                One of `wpr.regularizers`, or a name: ``"semantic"`` and ``"paper"`` are the presets of `Wasserstein`
-                on the reference's own embeddings, others are those of `make_regularizer`.
-            reference (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*):
-                The model that the policy is compared with. None is the policy with its adapter off for a PEFT model,
-                else a frozen copy of the policy.
-            critic (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*):
-                A sequence-classification model with one label, or its folder; None with ``args.share_backbone``.
-            train_dataset (`Dataset` or a sequence of rows, *optional*):
-                Rows with ``prompt`` (text or chat messages) or ``input_ids``; other columns reach reward functions.
-            eval_dataset (`Dataset`, a sequence of rows, or a `dict` of these, *optional*):
-                The same, for `evaluate`.
-            processing_class (`PreTrainedTokenizerBase`, *optional*):
-                The tokenizer; by default that of ``model``'s folder.
-            peft_config (`PeftConfig`, *optional*):
-                Gives the policy an adapter, which is then all of it that is trained.
-            generation (`Generation`, *optional*):
-                Where responses come from; by default transformers' ``generate``.
-            monitors (`dict` of names and rewards, *optional*):
-                Scores that are logged and never learned from: what tells whether a reward model is being fooled.
-            eval_regularizers (`dict` of names and regularizers, *optional*):
-                Regularizers whose divergence evaluations measure beside the own one's, so that policies under
-                different ones can be compared.
-            callbacks (`list` of `TrainerCallback`, *optional*):
-                The Trainer's.
-            optimizers (`tuple` of `Optimizer` and `LRScheduler`, *optional*):
-                The Trainer's; by default made of ``args``, with a learning rate of its own for the critic.
-        """
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
         if processing_class is None and isinstance(model, str | Path):
