@@ -2,15 +2,15 @@
 
     finding = Finding(
         name="coherence",
-        title="Coherence of the likeliest candidates",
-        text=["Mean distance between the ten likeliest tokens, over 512 positions."],
+        title="Coherence of the most likely candidates",
+        text=["Mean distance between the ten most likely tokens, over 512 positions."],
         columns=["model", "distance"],
         rows=[["sft", 0.91], ["rkl", 0.88]],
         figures=[Figure("bars", "Distance", "model", "distance", [Series("distance", ["sft", "rkl"], [0.91, 0.88])])],
     )
     save(finding, run / "analyses" / finding.name, draw=wpr.report.draw_figure)
 
-A finding's folder has ``finding.json``, from which `load` makes it again, ``table.csv``, one SVG a figure where
+A finding's folder has ``finding.json``, from which `load` makes it again, ``table.csv``, one SVG per figure where
 ``draw`` is given, and beside them what its maker puts there (``data.jsonl``: the single measurements behind it).
 Folders of a run, ``RUN/evaluations/NAME`` and ``RUN/analyses/NAME``, are found by `found_in` and shown by
 ``wpr report``.
@@ -197,7 +197,7 @@ def load(folder: Path) -> Finding:
 def found_in(run: Path, report: Callable[[Path, str], None] | None = None) -> list[Finding]:
     """The findings in a run's folder, evaluations first, each kind by name.
 
-    report: told of each that cannot be read, by its folder and the reason; otherwise a warning is logged.
+    report: called for each that cannot be read, with its folder and the reason; otherwise a warning is logged.
     """
     findings = []
     for folder in (path.parent for kind in FOLDERS for path in sorted((run / kind).glob("*/finding.json"))):

@@ -12,7 +12,7 @@ def test_costs() -> None:
     stages = [("sft", "done", 10.0, 1.5), ("ppo/a", "done", 20.0, None), ("ppo/b", "failed", None, None)]
     finding = cost_finding(stages, {"a": {"generation": 3.0, "penalty": 1.0}})
     assert column(finding, "stage") == ["sft", "ppo/a", "ppo/b"]
-    assert column(finding, "sum, s a step") == [None, 4.0, None]
+    assert column(finding, "sum, s per step") == [None, 4.0, None]
     assert [figure.name for figure in finding.figures] == ["step", "seconds", "memory"]
     assert any("25.0% of them" in sentence for sentence in finding.text)
     with pytest.raises(ValueError, match="recorded neither"):

@@ -43,7 +43,7 @@ def test_betas_scale_the_penalties() -> None:
     finding = compare_penalties({"a": measured(0.5)}, "kl", "w", {"a": range(40)}, betas=(0.1, 0.4))
     assert finding.rows[0][6] == pytest.approx(2.0, abs=0.1)
     assert not any("charges less" in sentence for sentence in finding.text)
-    assert finding.figures[0].x_label == "0.1 * kl, a token"
+    assert finding.figures[0].x_label == "0.1 * kl, per token"
 
 
 def test_many_tokens_are_thinned_in_the_figure_alone() -> None:

@@ -99,8 +99,8 @@ def test_targets_are_the_neighbour_and_another_token(
     assert not (trial.far_token == trial.origin).any()
     for origin, near in zip(trial.origin.tolist(), trial.near_token.tolist(), strict=True):
         assert int(geometry.nearest_tokens(origin, 1)[0][0]) == near
-    likeliest = set(reference.topk(K2).indices.flatten().tolist())
-    assert set(trial.far_token.tolist()) <= likeliest
+    candidates = set(reference.topk(K2).indices.flatten().tolist())
+    assert set(trial.far_token.tolist()) <= candidates
 
 
 def test_a_seed_gives_the_same_trial(reference: torch.Tensor, geometry: TokenGeometry, trial: Trial) -> None:

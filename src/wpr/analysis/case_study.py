@@ -40,7 +40,7 @@ OTHER_TOKENS = "(all other tokens)"
 """The text of the support's leftover entry."""
 
 CANDIDATES, MOVES, FLOWS, NEAREST = 12, 10, 16, 6
-"""Of a token: likeliest candidates; moves, and flows (moves and what stayed) of the plan; nearest tokens."""
+"""Of a token: most likely candidates; moves, and flows (moves and what stayed) of the plan; nearest tokens."""
 
 LEAST_MASS = 1e-5
 """Flows below it are rounding and the solver's tolerance."""
@@ -149,7 +149,7 @@ def case_study(
     """Each token ``(P,)`` of a response, from the logits ``(P, V)`` that it was drawn from and the reference's.
 
     A token has ``text``, ``id``, its penalties ``kl`` and ``wpr``, its probabilities ``policy`` and ``reference``;
-    ``candidates``: the likeliest tokens by the larger of both probabilities, and the token itself in any case;
+    ``candidates``: the most likely tokens by the larger of both probabilities, and the token itself in any case;
     ``plan``: net flows from the policy to the reference with ``mass`` and ``cost``: the largest moves, and in the
     remaining places what stayed (``from`` is ``to``, cost 0), by mass; ``moved``: the mass that goes to another token;
     ``unmatched_policy`` and ``unmatched_reference``; ``nearest``: the nearest tokens with ``distance`` and both
@@ -304,7 +304,7 @@ def _number(value: Tensor | float) -> float | None:
 def case_finding(
     studies: Mapping[str, Mapping[str, Any]], prompt: str, wasserstein: str, settings: Mapping[str, Any] | None = None
 ) -> Finding:
-    """The finding on one study a policy, as `study_response` makes them. wasserstein: what its penalty is called."""
+    """The finding on one study per policy, as `study_response` makes them. wasserstein: what its penalty is called."""
     rows: list[list[Cell]] = []
     figures, text = [], [f"Prompt: {prompt}"]
     for policy, study in studies.items():

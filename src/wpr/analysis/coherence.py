@@ -1,6 +1,6 @@
-"""Coherence of the likeliest candidates: do the tokens that a model hesitates between mean similar things?
+"""Coherence of the most likely candidates: do the tokens that a model hesitates between mean similar things?
 
-At every token of a response, with the ten likeliest candidates i of the model and the distance D of the reference's
+At every token of a response, with the ten most likely candidates i of the model and the distance D of the reference's
 embeddings:
 
     distance = mean over pairs i < j of D_ij                               the paper's; every candidate counts alike
@@ -9,8 +9,8 @@ embeddings:
 Both are averaged over all tokens. Models are compared prompt by prompt: what a prompt does to all of them is no
 difference between them, and does not widen the intervals of differences.
 
-Smaller is more coherent. The first counts candidates of no probability as much as the likeliest; where a model is sure,
-nine of ten are of that kind.
+Smaller is more coherent. The first counts candidates of no probability as much as the most likely; where a model is
+sure, nine of ten are of that kind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEASURES = ("distance", "weighted")
 
 @dataclass(frozen=True)
 class Candidates:
-    """Mean distances of each position's likeliest tokens, ``(P,)`` each on the CPU; prompt: the number of the prompt
+    """Mean distances of each position's most likely tokens, ``(P,)`` each on the CPU; prompt: the number of the prompt
     that the response is to.
     """
 
@@ -96,7 +96,7 @@ def _measure(context: AnalysisContext, model: Any, answers: Sequence[Any], metri
 
 @torch.no_grad()
 def candidate_distances(logits: Tensor, embeddings: Tensor, metric: Metric, top: int = TOP) -> tuple[Tensor, Tensor]:
-    """Plain and weighted mean pairwise distance of the ``top`` likeliest tokens: logits ``(P, V)`` to two ``(P,)``."""
+    """Plain and weighted mean distance of pairs of the ``top`` most likely tokens: logits ``(P, V)`` to two ``(P,)``."""
     if not 2 <= top <= logits.shape[-1]:
         raise ValueError(f"top={top} candidates; it must be from 2 to the vocabulary's {logits.shape[-1]} tokens")
     log_p = logits.float().log_softmax(-1)
@@ -151,13 +151,13 @@ def coherence_finding(
         series.append(Series(text, list(group), [one.value for one in plain], *ends))
     return Finding(
         name="coherence",
-        title=f"Coherence of the {top} likeliest candidates",
+        title=f"Coherence of the {top} most likely candidates",
         text=_summary(own, {name: means[OWN, name, "distance"] for name in own}, differences, metric, top),
         columns=[column.format(reference=reference) for column in COLUMNS],
         rows=rows,
         figures=[
             Figure(
-                "scatter", f"Mean distance between the {top} likeliest tokens", "model", f"{metric} distance", series,
+                "scatter", f"Mean distance between the {top} most likely tokens", "model", f"{metric} distance", series,
                 name="distances", note="Smaller is more coherent. Bars are 95% intervals; the table has differences.",
             )
         ],
@@ -209,7 +209,7 @@ def _summary(
     listed = "; ".join(f"{name} {mean}" for name, mean in means.items())
     sentences = [
         f"At every token of each model's own held-out responses, the mean {metric} distance between its {top} "
-        f"likeliest candidates, in the embeddings of the model that all started from: {listed}.",
+        f"most likely candidates, in the embeddings of the model that all started from: {listed}.",
         "Smaller is more coherent. Rows on the reference's responses hold the text fixed, so that they show what "
         "training did to the candidates rather than to the text.",
     ]

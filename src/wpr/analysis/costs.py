@@ -29,7 +29,7 @@ def cost_finding(
     figures = []
     if parts:
         series = [Series(part, list(steps), [found.get(part, 0.0) for found in steps.values()]) for part in parts]
-        figures.append(Figure("bars", "Seconds a PPO step, by part", "policy", "seconds", series, name="step"))
+        figures.append(Figure("bars", "Seconds per PPO step, by part", "policy", "seconds", series, name="step"))
     for index, (title, label, name) in enumerate(
         [("Duration of the stages", "seconds", "seconds"), ("Peak memory of the stages", "GB", "memory")], 2
     ):
@@ -41,7 +41,7 @@ def cost_finding(
         name="costs",
         title="Time and memory",
         text=_summary(steps),
-        columns=[*STAGE_COLUMNS, *(f"{part}, s a step" for part in parts), "sum, s a step"],
+        columns=[*STAGE_COLUMNS, *(f"{part}, s per step" for part in parts), "sum, s per step"],
         rows=rows,
         figures=figures,
         settings=dict(settings or {}),
@@ -56,6 +56,7 @@ def _summary(steps: Mapping[str, Mapping[str, float]]) -> list[str]:
         total = sum(found.values())
         if "penalty" in found and total > 0:
             sentences.append(
-                f"{policy}: {total:.3g} seconds a PPO step, {found['penalty'] / total:.1%} of them for penalty and KL."
+                f"{policy}: {total:.3g} seconds per PPO step, "
+                f"{found['penalty'] / total:.1%} of them for penalty and KL."
             )
     return sentences

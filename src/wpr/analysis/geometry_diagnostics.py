@@ -10,8 +10,8 @@ exp(-lam C) is not lost beside what else the solver does with that mass. How far
     unbalanced   2 lam rho                   beyond it, destroying and creating mass is cheaper than moving it
 
 Three kinds of pairs are counted: each live token and its nearest neighbour, random pairs of live tokens, and *probable
-moves*: pairs of the ten likeliest candidates at positions of the model's own continuations, weighted by the product of
-their probabilities.
+moves*: pairs of the ten most likely candidates at positions of the model's own continuations, weighted by the product
+of their probabilities.
 
 The verdict has two grounds: the share of probable moves within reach, and the semantic contrast (`semantic_contrast`),
 the ratio between the penalty of moving mass to the nearest neighbour and to an unrelated token of the same probability,

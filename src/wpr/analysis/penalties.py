@@ -91,7 +91,7 @@ def compare_penalties(
         rows=rows,
         figures=[
             Figure(
-                "scatter", f"{second} against {first}, a token", f"{labels[0]}, a token", f"{labels[1]}, a token",
+                "scatter", f"{second} against {first}, per token", f"{labels[0]}, per token", f"{labels[1]}, per token",
                 [*clouds, line], name="scatter", note=_note(len(x), clouds),
             )
         ],

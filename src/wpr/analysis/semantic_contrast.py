@@ -36,7 +36,7 @@ SURE = 0.3
 """The reference is fairly sure of a token above this probability."""
 
 K2 = 128
-"""The random token is one of the reference's likeliest, this many: the support of a Wasserstein regularizer."""
+"""The random token is one of the reference's most likely, this many: the support of a Wasserstein regularizer."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def chat_prompts(tokenizer: Any, questions: Iterable[str]) -> list[Tensor]:
 
 @torch.no_grad()
 def continuations(model: Any, prompts: Iterable[Tensor], max_new_tokens: int = 48) -> Tensor:
-    """Log-probabilities ``(N, V)`` of the model at every token of its likeliest continuations of prompts ``(T,)``."""
+    """Log-probabilities ``(N, V)`` of the model at every token of its most likely continuations of prompts ``(T,)``."""
     rows: list[Tensor] = []
     for prompt in prompts:
         ids = prompt.to(model.device).unsqueeze(0)
@@ -154,7 +154,7 @@ def _sure_positions(
 
 
 def _random_tokens(reference: Tensor, origin: Tensor, near_token: Tensor, generator: torch.Generator) -> Tensor:
-    """For each position one of the reference's likeliest tokens ``(P,)``, neither the origin nor its neighbour."""
+    """For each position one of the reference's most likely tokens ``(P,)``, neither the origin nor its neighbour."""
     top = reference.topk(min(K2, reference.shape[-1])).indices
     eligible = (top != origin.unsqueeze(-1)) & (top != near_token.unsqueeze(-1))
     pick = torch.multinomial(eligible.float().cpu(), 1, generator=generator).to(top.device)

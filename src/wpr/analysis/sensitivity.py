@@ -30,8 +30,8 @@ METRICS = {
     "score": "score",
     "win_rate": "win rate over SFT",
     "gold_win_rate": "gold win rate over SFT",
-    "kl": "KL to the reference, a token",
-    "divergence": "own divergence, a token",
+    "kl": "KL to the reference, per token",
+    "divergence": "own divergence, per token",
 }
 DRAWN = ("score", "win_rate", "gold_win_rate", "kl")
 """Divergences of different settings have different units: they are in the table only."""

@@ -14,14 +14,14 @@ RECIPE = 60_000
 
 
 def recipe_section(findings: ReportData) -> Section:
-    """What each run was told to do."""
+    """The recipe of each run."""
     folded = []
     for run in findings.runs:
         if run.recipe_text is not None:
             text = run.recipe_text[:RECIPE]
             more = len(run.recipe_text) - len(text)
-            told = f"{more} more characters are in {run.path / 'recipe.yaml'}."
-            note = paragraph(told, class_="note") if more else None
+            rest = f"{more} more characters are in {run.path / 'recipe.yaml'}."
+            note = paragraph(rest, class_="note") if more else None
             code = tag("pre", text, tabindex="0", role="region", aria_label=f"Recipe of {run.name}")
             folded.append(details(f"Recipe of {run.name}", code, note))
     body = join(*folded) if folded else paragraph("No run has a recipe that can be shown.", class_="empty")
@@ -39,8 +39,8 @@ def problem_section(findings: ReportData) -> Section:
 
 
 def problem_list(problems: Sequence[ReadProblem]) -> Markup:
-    """Problems, one a line."""
-    return tag("ul", *(tag("li", *_told(problem)) for problem in problems), class_="problems")
+    """Problems, one per line."""
+    return tag("ul", *(tag("li", *_item(problem)) for problem in problems), class_="problems")
 
 
 def problem_box(problems: Sequence[ReadProblem], most: int = 4) -> Markup | None:
@@ -60,7 +60,7 @@ def problem_box(problems: Sequence[ReadProblem], most: int = 4) -> Markup | None
     )
 
 
-def _told(problem: ReadProblem) -> list[Content]:
+def _item(problem: ReadProblem) -> list[Content]:
     return [
         tag("code", problem.file),
         f" {problem.what}. ",

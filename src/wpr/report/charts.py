@@ -157,7 +157,7 @@ class Interval:
 
 
 def interval_chart(rows: Sequence[Interval]) -> Markup:
-    """Shares from 0 to 100% with their intervals, one a row, a line at one half."""
+    """Shares from 0 to 100% with their intervals, one per row, a line at one half."""
     drawn = []
     for row in rows:
         svg = tag(

@@ -21,7 +21,7 @@ PARTS = {
 
 
 def cost_section(findings: ReportData) -> Section:
-    """Seconds a step by part, then durations and memory by stage."""
+    """Seconds per step by part, then durations and memory by stage."""
     steps, stages = step_table(findings), stage_table(findings)
     parts: list[Markup] = []
     if steps.rows:
@@ -31,13 +31,13 @@ def cost_section(findings: ReportData) -> Section:
     if not parts:
         parts.append(paragraph("No stage has recorded its time or memory.", class_="empty"))
     lead = (
-        "Seconds an optimizer step, averaged over training and split by what they were spent on; below, how long each "
+        "Seconds per optimizer step, averaged over training and split by what they were spent on; below, how long each "
         "stage took and its peak memory (of the GPU, or of the process where there is none)."
     )
     return Section("costs", "Time and memory", lead, join(*parts), [table for table in (steps, stages) if table.rows])
 
 
-def seconds_a_step(policy: Policy) -> dict[str, float]:
+def seconds_per_step(policy: Policy) -> dict[str, float]:
     """Mean seconds of each part. A log line holds the sum since the line before it."""
     steps = max((float(line["step"]) for line in policy.lines), default=0.0)
     found = {}
@@ -49,12 +49,12 @@ def seconds_a_step(policy: Policy) -> dict[str, float]:
 
 
 def step_table(findings: ReportData) -> Table:
-    """Seconds a step by policy and part."""
+    """Seconds per step by policy and part."""
     rows: list[list[Cell]] = []
     for policy in findings.policies:
-        if found := seconds_a_step(policy):
+        if found := seconds_per_step(policy):
             rows.append([policy.name, *(found.get(part) for part in PARTS), sum(found.values())])
-    return Table("step_seconds", "Seconds an optimizer step", ["policy", *PARTS, "sum"], rows)
+    return Table("step_seconds", "Seconds per optimizer step", ["policy", *PARTS, "sum"], rows)
 
 
 def stage_table(findings: ReportData) -> Table:
@@ -80,7 +80,7 @@ def _key() -> Markup:
 def _step_bars(findings: ReportData) -> Markup:
     bars = []
     for policy in findings.policies:
-        if found := seconds_a_step(policy):
+        if found := seconds_per_step(policy):
             pieces = [(f"part{index}", found.get(part, 0.0)) for index, part in enumerate(PARTS)]
             bars.append(Bar(policy_name(policy), pieces, f"{shown(float(f'{sum(found.values()):.3g}'))} s"))
     return bar_chart(bars)

@@ -16,11 +16,11 @@ from wpr.runs.values import finite
 
 CURVES = {
     "score": "score of responses",
-    "kl": "KL to the reference, a token",
-    "divergence": "own divergence, a token",
-    "penalty": "penalty, a token",
-    "entropy": "entropy, a token",
-    "response_length": "tokens a response",
+    "kl": "KL to the reference, per token",
+    "divergence": "own divergence, per token",
+    "penalty": "penalty, per token",
+    "entropy": "entropy, per token",
+    "response_length": "tokens per response",
 }
 """Metrics with a chart, and their titles."""
 
@@ -32,7 +32,7 @@ DASHES = (None, "6 3", "2 2", "8 3 2 3")
 
 
 def policy_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """An SVG document with one chart a metric; ``runs`` are the lines of each policy's metrics file, by name."""
+    """An SVG document with one chart per metric; ``runs`` are the lines of each policy's metrics file, by name."""
     charts = []
     for metric, title in CURVES.items():
         series = {
@@ -84,7 +84,7 @@ def _stroke(index: int) -> dict[str, str | None]:
 
 
 def training_section(findings: ReportData) -> Section:
-    """All policies of all runs on shared axes, a chart a metric."""
+    """All policies of all runs on shared axes, one chart per metric."""
     charts, figures = Charts(), []
     policies = [policy for policy in findings.policies if policy.lines]
     for metric, title in PAGE_CURVES.items():

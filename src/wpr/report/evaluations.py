@@ -18,7 +18,7 @@ DIGITS = 4
 """Of a finding's numbers, some of which lie close to each other; elsewhere the page has three."""
 
 EMPTY = (
-    "There are none yet: `wpr analyze all RUN` looks into a run, `wpr generate` and `wpr judge` compare responses; "
+    "There are none yet: `wpr analyze all RUN` analyzes a run, `wpr generate` and `wpr judge` compare responses; "
     "what they find is shown here when the page is written again."
 )
 

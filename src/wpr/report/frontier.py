@@ -17,8 +17,8 @@ def frontier_section(findings: ReportData) -> Section:
     """Score and gold over KL, and over every eval_regularizer divergence."""
     ends = findings.after
     eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(DIVERGENCE)})
-    axes = {"kl": "KL from the SFT model, a token"} | {
-        name: f"{name.removeprefix(DIVERGENCE)} divergence, a token" for name in eval_regularizers
+    axes = {"kl": "KL from the SFT model, per token"} | {
+        name: f"{name.removeprefix(DIVERGENCE)} divergence, per token" for name in eval_regularizers
     }
     charts = Charts()
     drawn: list[Markup] = []

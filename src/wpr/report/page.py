@@ -53,8 +53,8 @@ def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) ->
     problems = Problems()
     findings = ReportData(read_runs([Path(run) for run in runs], problems), problems)
     if not findings.runs:
-        told = "; ".join(str(problem) for problem in problems.found) or "no run was given"
-        raise ReportError(f"nothing to report: {told}")
+        found = "; ".join(str(problem) for problem in problems.found) or "no run was given"
+        raise ReportError(f"nothing to report: {found}")
     sections = [make(findings) for make in SECTIONS]
     page = render(findings, sections)
     try:

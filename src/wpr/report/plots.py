@@ -211,7 +211,7 @@ def _ruled(area: Area, value: float, label: str, axis: str) -> Markup | None:
 
 
 def _bars(figure: Figure, categories: list[str]) -> Drawing | None:
-    """Bars to the right, one row a name and series: long names can be read so."""
+    """Bars to the right, one row per name and series: long names can be read so."""
     values = [end for one in figure.series for ends in (one.y, one.low or (), one.high or ()) for end in ends]
     ruled = [mark.value for mark in figure.marks if mark.axis == "y"]
     axis = Axis.around(values, figure.log_y, 0.0, [*ruled, *([] if figure.log_y else [0.0])])
@@ -273,7 +273,7 @@ def _bar(area: Area, one: Series, place: int, y: float, zero: float, look: str) 
 
 
 def _radar(figure: Figure, categories: list[str]) -> Drawing | None:
-    """One spoke a category, values outwards from 0 (or from the lowest, where that is below 0)."""
+    """One spoke per category, values outwards from 0 (or from the lowest, where that is below 0)."""
     values = [y for one in figure.series for y in one.y if math.isfinite(y)]
     axis = Axis.around(values, False, 0.0, [0.0, *figure.includes])
     if axis is None:

@@ -24,7 +24,7 @@ Answer = tuple[str, str, Response]
 
 
 def response_section(findings: ReportData) -> Section:
-    """One card a prompt, with the answers in columns."""
+    """One card per prompt, with the answers in columns."""
     exchanges = _exchanges(findings)
     kept = _within_budget(exchanges)
     articles = [_article(number, answers) for number, answers in enumerate(kept, 1)]

@@ -43,20 +43,22 @@ def summary_section(findings: ReportData) -> Section:
         table.as_html(marks),
         paragraph(
             "Score is the reward model's mean over held-out responses; gold, where there is one, the hidden scorer's. "
-            "KL, divergence and entropy are means a token. Three measures of diversity: distinct-2, different pairs of "
-            "words over all; self-BLEU, how alike the responses are (lower is more diverse); spread, the mean distance "
-            "between their embeddings.",
+            "KL, divergence and entropy are means per token. Three measures of diversity: distinct-2, different pairs "
+            "of words over all; self-BLEU, how alike the responses are (lower is more diverse); spread, the mean "
+            "distance between their embeddings.",
             class_="note",
         ),
         tag("h3", "What was run"),
         runs.as_html(class_="facts-table"),
     )
-    lead = "The result in words, then one row a policy on held-out prompts, beside the SFT model that all started from."
+    lead = (
+        "The result in words, then one row per policy on held-out prompts, beside the SFT model that all started from."
+    )
     return Section("summary", "Summary", lead, body, [table, runs])
 
 
 def headline(findings: ReportData) -> Table:
-    """One row a policy, and one for the SFT model of each run."""
+    """One row per policy, and one for the SFT model of each run."""
     wins = {
         (measure, comparison.ours.name): comparison.result
         for measure in ("gold", "score")
@@ -67,8 +69,8 @@ def headline(findings: ReportData) -> Table:
         row: dict[str, Cell] = {"policy": policy.name}
         for measure in ("gold", "score"):
             if (result := wins.get((measure, policy.name))) is not None:
-                told = f"{percent(result.rate)} ({100 * result.low:.1f}{DASH}{100 * result.high:.1f})"
-                row[f"{measure} win rate over SFT (95%)"] = told
+                ends = f"{100 * result.low:.1f}{DASH}{100 * result.high:.1f}"
+                row[f"{measure} win rate over SFT (95%)"] = f"{percent(result.rate)} ({ends})"
         rows.append(row | _chosen(findings.after[policy.name]))
     rows += [{"policy": name, **_chosen(before)} for name, before in findings.starts()]
     wanted = ["policy", "gold win rate over SFT (95%)", "score win rate over SFT (95%)", *COLUMNS.values()]
@@ -125,7 +127,7 @@ def _facts(run: RunRecord) -> dict[str, Cell]:
 
 
 def _made(name: str, prepare: object) -> str:
-    """A model or data source; one that the run made itself is told as that."""
+    """A model or data source; one that the run made itself is shown as that."""
     return f"made by {as_text(prepare)}" if name.startswith("{prepare}") and prepare else name
 
 

@@ -9,21 +9,21 @@ from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.section import ReportData
 from wpr.runs.tolerant import Policy
 
-TOLD = 6
+NAMED = 6
 """Policies that are named one by one; of more, the best and the worst."""
 
 
 def sentences(findings: ReportData) -> list[Markup]:
-    """What came out, a paragraph a fact."""
+    """What came out, one paragraph per fact."""
     measure = "gold" if findings.gold else "score"
     against = against_sft(findings.policies, measure)
     if not against:
         return [join("No policy has held-out responses with scores, so nothing can be said about who is better.")]
     judge = "the gold score, which no policy saw in training" if measure == "gold" else "the reward model's score"
     ranked = sorted(against, key=lambda comparison: -comparison.result.rate)
-    told = ranked if len(ranked) <= TOLD else [ranked[0], ranked[-1]]
-    found = [join(f"Judged by {judge}: ", *_listed([_against_sft(comparison) for comparison in told]), ".")]
-    if len(told) < len(ranked):
+    named = ranked if len(ranked) <= NAMED else [ranked[0], ranked[-1]]
+    found = [join(f"Judged by {judge}: ", *_listed([_against_sft(comparison) for comparison in named]), ".")]
+    if len(named) < len(ranked):
         found.append(join(f"The other {len(ranked) - 2} policies lie between these two."))
     if measure == "score":
         found.append(
@@ -47,13 +47,13 @@ def _against_sft(comparison: PolicyComparison) -> Markup:
     sure = comparison.confirmed
     said = {
         1: "beats" if sure else "seems to beat",
-        0: "cannot be told apart from",
+        0: "cannot be text apart from",
         -1: "loses to" if sure else "seems to lose to",
     }[comparison.verdict]
-    told = f" {said} the SFT model, winning {interval(comparison)} of {comparison.result.comparisons} comparisons"
+    text = f" {said} the SFT model, winning {interval(comparison)} of {comparison.result.comparisons} comparisons"
     if comparison.verdict and not sure:
-        told += f" (sign test: p = {shown(comparison.result.p_value)})"
-    return join(_name(comparison.ours), told)
+        text += f" (sign test: p = {shown(comparison.result.p_value)})"
+    return join(_name(comparison.ours), text)
 
 
 def _best_two(findings: ReportData, best: PolicyComparison, second: PolicyComparison, measure: str) -> Markup:
@@ -73,12 +73,12 @@ def _best_two(findings: ReportData, best: PolicyComparison, second: PolicyCompar
     else:
         said = "that is better" if comparison.verdict > 0 else "that is worse, though it does better against SFT"
         said += ". (Intervals are over prompts; another seed of training may differ by more.)"
-    told: list[Content] = ["Compared directly on the same prompts, ", ours, f" wins {interval(comparison)}: {said}"]
+    text: list[Content] = ["Compared directly on the same prompts, ", ours, f" wins {interval(comparison)}: {said}"]
     distances = [findings.after[one.ours.name].get("kl") for one in (best, second)]
     if None not in distances:
-        told += [f" Their KL from the SFT model, a token, is {shown(distances[0])} for ", ours]
-        told += [f" and {shown(distances[1])} for ", theirs, "; judge penalties at equal divergence."]
-    return join(start, *told)
+        text += [f" Their KL from the SFT model, per token, is {shown(distances[0])} for ", ours]
+        text += [f" and {shown(distances[1])} for ", theirs, "; judge penalties at equal divergence."]
+    return join(start, *text)
 
 
 def _fooled(findings: ReportData) -> list[Markup]:
@@ -92,7 +92,7 @@ def _fooled(findings: ReportData) -> list[Markup]:
             rose = f"its score rose from {shown(before['score'])} to {shown(after['score'])}"
             fell = f"gold fell from {shown(before['gold'])} to {shown(after['gold'])}"
             found.append(join(_name(policy), f" is over-optimised: {rose} while {fell}."))
-    return found[:TOLD]
+    return found[:NAMED]
 
 
 def _listed(parts: Sequence[Markup]) -> list[str]:
