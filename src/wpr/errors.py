@@ -31,6 +31,10 @@ class RunFolderError(UserError):
     exit_code = BAD_INPUT
 
 
+class UnavailableError(RunFolderError, ValueError):
+    """The run does not have what an analysis needs."""
+
+
 class OptionError(UserError):
     """An option of the command that makes no sense."""
 

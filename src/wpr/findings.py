@@ -162,7 +162,7 @@ def save(finding: Finding, folder: Path, draw: Callable[[Figure], str] | None = 
         (folder / stale).unlink(missing_ok=True)
     for name, drawing in drawings.items():
         _write_whole(folder / name, drawing)
-    _write_whole(folder / "table.csv", as_csv(finding))
+    _write_whole(folder / "table.csv", as_csv(finding.columns, finding.rows))
     text = json.dumps({"format": FORMAT} | _plain(asdict(finding)), indent=1, ensure_ascii=False, allow_nan=False)
     _write_whole(target, text + "\n")
     return target
@@ -211,12 +211,12 @@ def found_in(run: Path, report: Callable[[Path, str], None] | None = None) -> li
     return findings
 
 
-def as_csv(finding: Finding) -> str:
-    """The table as comma-separated text, numbers in full."""
+def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table as comma-separated text, numbers in full."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(finding.columns)
-    writer.writerows(finding.rows)
+    writer.writerow(columns)
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from wpr.analysis.answers import positions
 from wpr.analysis.context import AnalysisContext, Found, six_digits
-from wpr.analysis.statistics import Estimate, bootstrap, interval
+from wpr.analysis.statistics import Estimate, bootstrap, interval, series
 from wpr.errors import OptionError
-from wpr.findings import Cell, Figure, Finding, Series
+from wpr.findings import Cell, Figure, Finding
 from wpr.runs.finished_run import REFERENCE
 from wpr.runs.responses import BEFORE
 from wpr.transport.distances import METRICS, Metric
@@ -96,7 +96,7 @@ def _measure(context: AnalysisContext, model: Any, answers: Sequence[Any], metri
 
 @torch.no_grad()
 def candidate_distances(logits: Tensor, embeddings: Tensor, metric: Metric, top: int = TOP) -> tuple[Tensor, Tensor]:
-    """Plain and weighted mean distance of pairs of the ``top`` most likely tokens: logits ``(P, V)`` to two ``(P,)``."""
+    """Plain and weighted mean distance between the ``top`` most likely tokens: logits ``(P, V)`` to two ``(P,)``."""
     if not 2 <= top <= logits.shape[-1]:
         raise ValueError(f"top={top} candidates; it must be from 2 to the vocabulary's {logits.shape[-1]} tokens")
     log_p = logits.float().log_softmax(-1)
@@ -127,7 +127,7 @@ def coherence_finding(
     """
     reference = next(iter(own))
     rows: list[list[Cell]] = []
-    series = []
+    drawn = []
     means: dict[tuple[str, str, str], Estimate] = {}
     differences: dict[tuple[str, str], dict[str, Estimate]] = {}
     for text, group in ((OWN, own), (SHARED, shared)):
@@ -142,13 +142,11 @@ def coherence_finding(
             rows.append(
                 [
                     model, text, len(found.prompt.unique()), len(found.prompt),
-                    *(end for one in cells for end in (one.value, one.low, one.high)),
-                    *(end for one in over for end in ((one.value, one.low, one.high) if one else (None, None, None))),
+                    *(cell for one in cells for cell in one.cells),
+                    *(cell for one in over for cell in (one.cells if one else (None, None, None))),
                 ]
             )  # fmt: skip
-        plain = [means[text, model, "distance"] for model in group]
-        ends = [one.low for one in plain], [one.high for one in plain]
-        series.append(Series(text, list(group), [one.value for one in plain], *ends))
+        drawn.append(series(text, list(group), [means[text, model, "distance"] for model in group]))
     return Finding(
         name="coherence",
         title=f"Coherence of the {top} most likely candidates",
@@ -157,7 +155,7 @@ def coherence_finding(
         rows=rows,
         figures=[
             Figure(
-                "scatter", f"Mean distance between the {top} most likely tokens", "model", f"{metric} distance", series,
+                "scatter", f"Mean distance between the {top} most likely tokens", "model", f"{metric} distance", drawn,
                 name="distances", note="Smaller is more coherent. Bars are 95% intervals; the table has differences.",
             )
         ],

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from wpr.analysis.answers import TokenPenalties, token_penalties
-from wpr.errors import RunFolderError
+from wpr.errors import RunFolderError, UnavailableError
 from wpr.findings import Finding
 from wpr.model_geometry import RegularizerFactory
 from wpr.runs.drawn_responses import DrawnResponses
@@ -25,10 +25,6 @@ from wpr.runs.responses import AFTER, BEFORE, Response
 
 Found = tuple[Finding, Iterable[Mapping[str, Any]]]
 """A finding, and the single measurements behind it, one per line of its data file."""
-
-
-class UnavailableError(RunFolderError, ValueError):
-    """The run does not have what an analysis needs."""
 
 
 @dataclass

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from wpr.analysis.answers import positions
 from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.analysis.statistics import quantiles
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Series
 from wpr.regularizers import Wasserstein
@@ -161,7 +162,7 @@ def convergence_finding(curves: Mapping[str, Curve], settings: Mapping[str, Any]
     for name, curve in curves.items():
         for index, count in enumerate(curve.steps):
             values = (curve.marginal_error[index], curve.change[index], curve.penalty_error[index])
-            cells = [quantile for each in values for quantile in _quantiles(each, (0.5, 0.9))]
+            cells = [cell for each in values for cell in quantiles(each, (0.5, 0.9))]
             rows.append([name, count, *cells, float(curve.penalty_error[index].mean()) / (curve.size or 1.0)])
     figures = [
         _figure(curves, "marginal_error", "Marginal error by iteration", "L1 error of a marginal"),
@@ -185,7 +186,7 @@ def _summary(name: str, curve: Curve) -> list[str]:
     share = float(curve.ended.double().mean())
     sentences = [
         f"{name}: after its own {curve.own} iterations the marginal error is "
-        f"{_quantiles(curve.marginal_error[at], (0.5,))[0]:.2g} in the median of {len(curve.final)} positions, and "
+        f"{quantiles(curve.marginal_error[at], (0.5,))[0]:.2g} in the median of {len(curve.final)} positions, and "
         f"penalties are {error:.2g} from those after {LAST} iterations, which is "
         f"{error / (curve.size or 1.0):.1%} of their own spread."
     ]
@@ -206,13 +207,8 @@ def _figure(curves: Mapping[str, Curve], what: str, title: str, y_label: str) ->
     series = []
     for name, curve in curves.items():
         values: Tensor = getattr(curve, what)
-        low, middle, high = zip(*(_quantiles(row, (0.1, 0.5, 0.9)) for row in values), strict=True)
+        low, middle, high = zip(*(quantiles(row, (0.1, 0.5, 0.9)) for row in values), strict=True)
         steps = [float(count) for count in curve.steps]
         series.append(Series(name, steps, list(middle), list(low), list(high)))
     note = "Medians over positions, with the middle 80%. What is exactly 0 is not drawn."
     return Figure("lines", title, "iterations", y_label, series, log_x=True, log_y=True, name=what, note=note)
-
-
-def _quantiles(values: Tensor, shares: Sequence[float]) -> list[float]:
-    found: list[float] = torch.quantile(values.double(), torch.tensor(shares, dtype=torch.float64)).tolist()
-    return found

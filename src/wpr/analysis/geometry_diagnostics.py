@@ -45,6 +45,7 @@ from wpr.analysis.semantic_contrast import (
     make_trial,
     plain_prompts,
 )
+from wpr.analysis.statistics import quantiles
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.model_geometry import RegularizerFactory, parse_option
@@ -255,12 +256,12 @@ def geometry_finding(
     rows: list[list[Cell]] = []
     text: list[str] = []
     for name, (wasserstein, seen) in diagnosed.items():
-        near = _quantiles(seen.neighbours, (0.05, 0.5, 0.95))
+        near = quantiles(seen.neighbours, (0.05, 0.5, 0.95))
         value, low, high = seen.contrast or (None, None, None)
         rows.append(
             [
                 name, seen.verdict, wasserstein.geometry.metric.name, wasserstein.settings.lam, seen.reach, *near,
-                _quantiles(seen.random, (0.5,))[0], seen.near_share, seen.used_share, seen.move_share,
+                quantiles(seen.random, (0.5,))[0], seen.near_share, seen.used_share, seen.move_share,
                 value, low, high,
             ]
         )  # fmt: skip
@@ -358,8 +359,3 @@ def _histogram(name: str, seen: GeometryDiagnostics) -> Figure:
     if not marks:
         note = f"The reach, {seen.reach:.3g}, lies to the right of all of them."
     return Figure("histogram", f"{name}: lam * cost", "lam * cost", "share", series, marks=marks, note=note)
-
-
-def _quantiles(values: Tensor, shares: Sequence[float]) -> list[float]:
-    found: list[float] = torch.quantile(values.double(), torch.tensor(shares, dtype=torch.float64)).tolist()
-    return found

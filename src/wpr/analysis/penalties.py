@@ -100,10 +100,7 @@ def compare_penalties(
 
 
 def _row(name: str, responses: int, x: Tensor, y: Tensor, fit: LineFit) -> list[Cell]:
-    return [
-        name, responses, len(x), fit.pearson.value, fit.pearson.low, fit.pearson.high,
-        fit.slope.value, fit.slope.low, fit.slope.high, float((y < x).double().mean()),
-    ]  # fmt: skip
+    return [name, responses, len(x), *fit.pearson.cells, *fit.slope.cells, float((y < x).double().mean())]
 
 
 def _summary(first: str, second: str, whole: LineFit, tokens: int, policies: int) -> list[str]:

@@ -25,7 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.analysis.context import AnalysisContext, Found, UnavailableError, noted
+from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.analysis.statistics import RESAMPLES, bootstrap, interval
+from wpr.errors import UnavailableError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.model_geometry import measure_vocabulary
 from wpr.regularizers import Regularizer
@@ -171,16 +173,14 @@ def gaps(regularizer: Regularizer, trial: Trial) -> tuple[Tensor, Tensor]:
     return gap(trial.near, trial.near_token), gap(trial.far, trial.far_token)
 
 
-def contrast(near: Tensor, far: Tensor, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def contrast(near: Tensor, far: Tensor, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
     """The ratio of means of two ``(P,)`` gaps, and its 95% bootstrap interval over positions.
 
     Positions count as independent, which those of one continuation are not: the interval may be too narrow.
     """
     near, far = near.cpu(), far.cpu()
-    rows = torch.randint(len(near), (resamples, len(near)), generator=torch.Generator().manual_seed(seed))
-    ratios = near[rows].mean(-1) / far[rows].mean(-1)
-    low, high = torch.quantile(ratios, ratios.new_tensor([0.025, 0.975])).tolist()
-    return float(near.mean() / far.mean()), low, high
+    ratios = bootstrap(lambda rows: near[rows].mean(-1) / far[rows].mean(-1), len(near), resamples, seed)
+    return float(near.mean() / far.mean()), *interval(ratios)
 
 
 def contrast_finding(

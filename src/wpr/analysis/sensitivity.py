@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wpr.analysis.context import AnalysisContext, Found, UnavailableError
+from wpr.analysis.context import AnalysisContext, Found
+from wpr.errors import UnavailableError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.runs.finished_run import FinishedRun
 

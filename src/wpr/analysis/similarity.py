@@ -24,9 +24,9 @@ from torch import Tensor
 
 from wpr.analysis.answers import TokenPenalties
 from wpr.analysis.bert_score import BertScore, ContextualEncoder, bert_score
-from wpr.analysis.context import AnalysisContext, Found, UnavailableError
-from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, spearman
-from wpr.errors import OptionError
+from wpr.analysis.context import AnalysisContext, Found
+from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, series, spearman
+from wpr.errors import OptionError, UnavailableError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.regularizers.spec import SIDE_BY_SIDE
 from wpr.runs.responses import BEFORE, whose_tokens
@@ -251,11 +251,10 @@ def _value(pair: Pair, measure: str, name: str) -> float:
 
 
 def _row(policy: str, name: str, measure: str, found: _Correlations, base: _Correlations | None) -> list[Cell]:
-    own = [end for one in found.estimates.values() for end in (one.value, one.low, one.high)]
+    own = [cell for one in found.estimates.values() for cell in one.cells]
     over: list[Cell] = [None] * 6
     if base is not None:
-        differences = [_difference(found, base, key) for key in STATISTICS]
-        over = [end for one in differences for end in (one.value, one.low, one.high)]
+        over = [cell for key in STATISTICS for cell in _difference(found, base, key).cells]
     return [policy, name, measure or "control", found.responses, *own, *over]
 
 
@@ -318,39 +317,27 @@ def _side(difference: Estimate) -> str:
 def _bars(
     chosen: Mapping[tuple[str, str], Mapping[str, _Correlations]], whole: str, regularizers: Sequence[str]
 ) -> Figure:
-    series = []
-    for measure in MEASURES:
-        found = [chosen[measure, name][whole].pearson for name in regularizers]
-        series.append(
-            Series(
-                f"mean {measure}", list(regularizers), [one.value for one in found], [one.low for one in found],
-                [one.high for one in found],
-            )
-        )  # fmt: skip
-    control = chosen["", LENGTH][whole].pearson
-    series.append(Series("control", [LENGTH], [control.value], [control.low], [control.high]))
-    title = "Correlation of negative penalties with BERTScore"
+    drawn = [
+        series(f"mean {measure}", list(regularizers), [chosen[measure, name][whole].pearson for name in regularizers])
+        for measure in MEASURES
+    ]
+    drawn.append(series("control", [LENGTH], [chosen["", LENGTH][whole].pearson]))
     return Figure(
-        "bars",
-        title,
-        "regularizer",
-        "Pearson's correlation",
-        series,
-        marks=[Mark(0.0, "no correlation")],
-        name="correlation",
-    )
+        "bars", "Correlation of negative penalties with BERTScore", "regularizer", "Pearson's correlation", drawn,
+        marks=[Mark(0.0, "no correlation")], name="correlation",
+    )  # fmt: skip
 
 
 def _scatter(pairs: Mapping[str, Sequence[Pair]], regularizers: Sequence[str]) -> Figure:
     """Each regularizer's penalties in units of their own spread, so that one axis serves all."""
-    series = []
+    clouds = []
     for name in regularizers:
         x = torch.tensor([-pair.penalty[name] for found in pairs.values() for pair in found], dtype=torch.float64)
         y = [pair.score.f1 for found in pairs.values() for pair in found]
         spread = float(x.std()) if len(x) > 1 else 0.0
         scaled = (x - x.mean()) / spread if spread > 0 else x * 0
-        series.append(Series(name, scaled.tolist(), y))
+        clouds.append(Series(name, scaled.tolist(), y))
     return Figure(
         "scatter", "BERTScore against negative penalties", "negative mean penalty, standardised", "BERTScore F1",
-        series, name="scatter",
+        clouds, name="scatter",
     )  # fmt: skip

@@ -13,11 +13,13 @@ anew with replacement, and the interval holds the middle 95% of what comes out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from wpr.findings import Series
 
 RESAMPLES = 2000
 _CHUNK = 1 << 22
@@ -36,9 +38,26 @@ class Estimate:
         return f"{self.value:.3f} (95% interval {self.low:.3f} to {self.high:.3f})"
 
     @property
+    def cells(self) -> tuple[float, float, float]:
+        """The value and the ends of its interval, for a table."""
+        return self.value, self.low, self.high
+
+    @property
     def leaves_out_zero(self) -> bool:
         """Whether the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0
+
+
+def series(name: str, x: list[str], estimates: Sequence[Estimate]) -> Series:
+    """Estimates over names with their intervals, for a figure."""
+    values, low, high = (list(column) for column in zip(*(one.cells for one in estimates), strict=True))
+    return Series(name, x, values, low, high)
+
+
+def quantiles(values: Tensor, shares: Sequence[float]) -> list[float]:
+    """Quantiles of ``(n,)`` values, in float64."""
+    found: list[float] = torch.quantile(values.double(), torch.tensor(shares, dtype=torch.float64)).tolist()
+    return found
 
 
 Statistic = Callable[[Tensor, Tensor], Tensor]

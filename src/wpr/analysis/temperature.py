@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wpr.analysis.context import AnalysisContext, Found, UnavailableError
+from wpr.analysis.context import AnalysisContext, Found
 from wpr.config.functions import import_function
-from wpr.errors import OptionError
+from wpr.errors import OptionError, UnavailableError
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.language_models import pad

@@ -307,10 +307,9 @@ def all_analyses(
     [bold]Example[/bold]: wpr analyze all runs/tiny && wpr report runs/tiny
     """
     from wpr.analysis import geometry_diagnostics
-    from wpr.analysis.context import UnavailableError
-    from wpr.errors import UserError
+    from wpr.errors import UnavailableError, UserError
 
-    work = {"geometry": geometry_diagnostics.analyze} | ANALYSES
+    work: dict[str, Analysis] = {"geometry": geometry_diagnostics.analyze} | ANALYSES
     options = {"similarity": {"encoder": encoder}, "case-study": {"prompt": prompt}}
     context = _context(run, policy, limit, batch_size, device)
     left_out: dict[str, str] = {}
@@ -352,23 +351,22 @@ def _context(
 
 
 def _save(found: Found, context: AnalysisContext | None, folder: Path | None) -> None:
-    """Print a finding and write it with the data behind it: to ``folder``, or to the run's folder of its name. Without
-    a run and a folder nothing is written.
+    """Write a finding with the data behind it to ``folder``, or to the run's folder of its name, and print it. Where
+    there is neither a run nor a folder, nothing is written.
     """
     from wpr.analysis.context import at_temperature
     from wpr.atomic_io import write_atomically
-    from wpr.findings import as_text, save
-    from wpr.report import draw_figure
+    from wpr.commands.output import save_and_print
+    from wpr.findings import as_text
 
     finding, data = found
     if context is not None:
         finding = finding if context.temperature is None else at_temperature(finding, context.drawn)
         folder = folder or context.run.path / "analyses" / finding.name
-    typer.echo(as_text(finding))
     if folder is None:
+        typer.echo(as_text(finding))
         typer.echo("\nnothing is written; -o FOLDER keeps it with its figures")
         return
     lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
     write_atomically(folder / "data.jsonl", "".join(lines))
-    save(finding, folder, draw_figure)
-    typer.echo(f"\nall of it is in {folder}")
+    save_and_print(finding, folder)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from wpr.analysis.context import AnalysisContext, Found, UnavailableError
+from wpr.analysis.context import AnalysisContext, Found
+from wpr.errors import UnavailableError
 
 
 def costs(context: AnalysisContext) -> Found:
     """Time and memory of the stages and of PPO's parts."""
     from wpr.analysis.costs import cost_finding
-    from wpr.report.costs import seconds_a_step
+    from wpr.report.costs import seconds_per_step
     from wpr.report.runs import read_runs
     from wpr.runs.tolerant import Problems
 
@@ -20,7 +21,7 @@ def costs(context: AnalysisContext) -> Found:
         (name, str(record["status"]), record.get("seconds"), record.get("peak_memory_gb"))
         for name, record in context.run.manifest["stages"].items()
     ]
-    steps = {policy.own_name: found for policy in run.policies if (found := seconds_a_step(policy))}
+    steps = {policy.own_name: found for policy in run.policies if (found := seconds_per_step(policy))}
     try:
         finding = cost_finding(stages, steps, {"run": context.run.path.resolve().name})
     except ValueError as error:

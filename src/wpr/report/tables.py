@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from wpr.findings import Cell, as_csv
 from wpr.report.markup import Content, Markup, details, join, paragraph, scrolling, shown, tag
 
-Cell = str | float | None
 Item = TypeVar("Item")
 ROWS_SHOWN = 60
 
@@ -27,14 +25,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     digits: int = 3
-
-    def as_csv(self) -> str:
-        """Comma-separated text; numbers in full."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.rows)
-        return text.getvalue()
 
     def as_html(self, marks: Mapping[str, Content] | None = None, class_: str = "") -> Markup:
         """A table that scrolls by itself. Of more than `ROWS_SHOWN` rows evenly spaced ones, with a word on it.
@@ -75,4 +65,4 @@ def write_csv(tables: Sequence[Table], folder: Path) -> None:
     """Each table as a file of its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        (folder / f"{table.name}.csv").write_text(table.as_csv(), encoding="utf-8", errors="replace")
+        (folder / f"{table.name}.csv").write_text(as_csv(table.columns, table.rows), encoding="utf-8", errors="replace")

@@ -47,7 +47,7 @@ def _against_sft(comparison: PolicyComparison) -> Markup:
     sure = comparison.confirmed
     said = {
         1: "beats" if sure else "seems to beat",
-        0: "cannot be text apart from",
+        0: "cannot be told apart from",
         -1: "loses to" if sure else "seems to lose to",
     }[comparison.verdict]
     text = f" {said} the SFT model, winning {interval(comparison)} of {comparison.result.comparisons} comparisons"
