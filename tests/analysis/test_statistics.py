@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from wpr.analysis.statistics import bootstrap, correlation, fit_line, interval, pearson, ranks, spearman
+from wpr.analysis.statistics import (
+    Estimate,
+    bootstrap,
+    correlation,
+    fit_line,
+    interval,
+    pearson,
+    quantiles,
+    ranks,
+    series,
+    spearman,
+)
 
 
 @pytest.fixture
@@ -90,3 +101,17 @@ def test_tokens_of_one_response_are_no_new_evidence(two: tuple[torch.Tensor, tor
     assert grouped.pearson.high - grouped.pearson.low == pytest.approx(alone.pearson.high - alone.pearson.low)
     careless = fit_line(*ten_times, torch.arange(400))
     assert careless.slope.high - careless.slope.low < 0.6 * (grouped.slope.high - grouped.slope.low)
+
+
+def test_estimates_as_cells_and_as_a_series() -> None:
+    one, other = Estimate(0.5, 0.4, 0.6), Estimate(0.1)
+    assert one.cells == (0.5, 0.4, 0.6)
+    found = series("mean", ["a", "b"], [one, other])
+    assert (found.name, found.x, found.y) == ("mean", ["a", "b"], [0.5, 0.1])
+    assert found.low is not None
+    assert found.low[0] == 0.4
+    assert math.isnan(found.low[1])
+
+
+def test_quantiles_are_numpys(two: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert quantiles(two[0].float(), (0.1, 0.5)) == pytest.approx(np.quantile(two[0].float().numpy(), [0.1, 0.5]))

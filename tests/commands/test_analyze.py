@@ -19,7 +19,7 @@ from wpr import pico
 from wpr.analysis import penalties
 from wpr.analysis.context import AnalysisContext
 from wpr.analysis.statistics import fit_line
-from wpr.commands.analyze import app
+from wpr.commands.analyze import ANALYSES, app
 from wpr.findings import found_in, load
 from wpr.report import write_report
 from wpr.runs.finished_run import REFERENCE, FinishedRun
@@ -434,6 +434,7 @@ def test_needs_neither_trl_nor_plotting_nor_datasets(trained: Path, tmp_path: Pa
 def test_every_command_has_an_example_that_it_understands(here: Here) -> None:
     names = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
     assert sorted(names) == sorted([*EVERY, "all"])
+    assert ["geometry", *ANALYSES] == EVERY, "the order in which `wpr analyze all` does them"
     for name in names:
         told = here.succeeds("analyze", name, "--help").stdout
         assert f"wpr analyze {name}" in " ".join(told.split()), name

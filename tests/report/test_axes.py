@@ -79,3 +79,13 @@ def test_a_single_long_name_stays_in_the_drawing() -> None:
 
 def test_numbers_are_never_slanted() -> None:
     assert Area(Axis(0, 1), Axis(0, 1), LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM).lower == 0
+
+
+def test_an_area_around_points_leaves_room_above_and_below() -> None:
+    area = Area.around([(0.0, 1.0), (5.0, 2.0), (9.0, math.nan), (math.inf, 7.0)])
+    assert area is not None
+    assert (area.x.low, area.x.high) == (0.0, 5.0), "a point that cannot be drawn has no say"
+    assert area.y.low == pytest.approx(0.95)
+    assert area.y.high == pytest.approx(2.05)
+    assert area.place(0.0, 1.5) == (LEFT, pytest.approx((TOP + HEIGHT - BOTTOM) / 2))
+    assert Area.around([(1.0, math.nan)]) is None
