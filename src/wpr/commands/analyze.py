@@ -27,7 +27,9 @@ app = typer.Typer(
 )
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `wpr run` wrote.")]
-Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Only this policy; repeat for more.")]
+Policies = Annotated[
+    list[str] | None, typer.Option("--policy", "-p", help="Analyze only this policy; repeat for more.")
+]
 Temperature = Annotated[
     float | None,
     typer.Option(
@@ -35,10 +37,13 @@ Temperature = Annotated[
         show_default="those that the run drew",
     ),
 ]  # fmt: skip
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most responses per policy.", show_default="all")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Maximum number of responses per policy.", show_default="all")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Responses per forward pass.")]
 Device = Annotated[
-    str | None, typer.Option("--device", help="Device of the models, as cpu or cuda:1.", show_default="the accelerator")
+    str | None,
+    typer.Option("--device", help="Device of the models, such as cpu or cuda:1.", show_default="the accelerator"),
 ]
 Output = Annotated[
     Path | None,
@@ -57,7 +62,7 @@ Regularizers = Annotated[
     list[str] | None,
     typer.Option(
         "--regularizer", "-r",
-        help="A regularizer, as reverse-kl, paper, semantic, or with settings: semantic:lam=10,rho=4; repeat for more.",
+        help="A regularizer, such as reverse-kl, paper or semantic:lam=10,rho=4; repeat for more.",
     ),
 ]  # fmt: skip
 Encoder = Annotated[
@@ -104,7 +109,7 @@ def _analysis(*shared: str) -> Callable[[Analysis], Analysis]:
 def contrast(
     context: AnalysisContext,
     regularizer: Regularizers = None,
-    positions: Annotated[int, typer.Option(min=1, help="Most positions, where the model is sure of a token.")] = 256,
+    positions: Annotated[int, typer.Option(min=1, help="Maximum number of positions.")] = 256,
 ) -> Found:
     """Does a penalty know that a near synonym is a smaller change than an unrelated word?
 
@@ -186,7 +191,7 @@ def case_study(
     context: AnalysisContext,
     prompt: Prompt = None,
     regularizer: Annotated[str, typer.Option("--regularizer", "-r", help="The Wasserstein penalty.")] = "semantic",
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens per response.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a response.")] = 64,
 ) -> Found:
     """The most likely response of each policy to a prompt, token by token under KL and the Wasserstein penalty.
 
@@ -247,7 +252,7 @@ def geometry(
         typer.Option(
             "--setting",
             "-s",
-            help="A setting, as paper, semantic, paper:lam=10; repeat for more.",
+            help="A setting, such as paper, semantic or paper:lam=10; repeat for more.",
             show_default="both",
         ),
     ] = None,
