@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from wpr.findings import Cell
 from wpr.report.charts import Bar, bar_chart, looks, policy_name
 from wpr.report.markup import Markup, duration, join, paragraph, shown, tag
 from wpr.report.section import ReportData, Section
-from wpr.report.tables import Cell, Table
+from wpr.report.tables import Table
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import finite, mapping
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wpr.findings import Cell
 from wpr.report.axes import HEIGHT, LEFT, WIDTH, Area, Points
 from wpr.report.charts import Charts, Line, legend, policy_name
 from wpr.report.markup import Markup, join, paragraph, tag
 from wpr.report.plots import COLOURS, document
 from wpr.report.section import ReportData, Section
-from wpr.report.tables import Cell, Table
+from wpr.report.tables import Table
 from wpr.runs.values import finite
 
 CURVES = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from wpr.findings import Cell
 from wpr.report.charts import Charts, Line, legend, policy_name, swatch
 from wpr.report.comparisons import MEASURES, SFT
 from wpr.report.markup import Markup, join, paragraph, tag
 from wpr.report.section import ReportData, Section
-from wpr.report.tables import Cell, Table
+from wpr.report.tables import Table
 from wpr.runs.tolerant import Policy
 
 DIVERGENCE = "divergence_"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wpr.findings import Cell
 from wpr.report.charts import policy_name, swatch
 from wpr.report.comparisons import against_sft
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
-from wpr.report.tables import Cell, Table
+from wpr.report.tables import Table
 from wpr.report.verdict import sentences
 from wpr.runs.tolerant import RunRecord
 from wpr.runs.values import as_text, finite, mapping

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from wpr.findings import Cell
 from wpr.report.charts import Interval, interval_chart, looks, policy_name
 from wpr.report.comparisons import MEASURES, PolicyComparison, against_each_other, against_sft
 from wpr.report.markup import DASH, Markup, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
-from wpr.report.tables import Cell, Table
+from wpr.report.tables import Table
 
 PAIRS = 15
 """Pairs of policies that are drawn; more are in the table only."""
