@@ -208,9 +208,9 @@ def costs(context: AnalysisContext) -> Found:
 
     [bold]Example[/bold]: wpr analyze costs runs/tiny
     """
-    from wpr.commands.record_analyses import costs
+    from wpr.analysis.costs import analyze
 
-    return costs(context)
+    return analyze(context)
 
 
 @_analysis()

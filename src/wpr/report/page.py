@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from wpr.report.appendix import problem_box, problem_section, recipe_section
-from wpr.report.costs import cost_section
 from wpr.report.curves import training_section
 from wpr.report.evaluations import evaluation_section
 from wpr.report.frontier import frontier_section
@@ -19,6 +18,7 @@ from wpr.report.section import ReportData, Section
 from wpr.report.side_by_side import response_section
 from wpr.report.summary import summary_section
 from wpr.report.tables import write_csv
+from wpr.report.time_and_memory import cost_section
 from wpr.report.token_view import token_section
 from wpr.report.win_rates import win_rate_section
 from wpr.runs.tolerant import Problems
