@@ -87,7 +87,7 @@ def reward_rows(rows: Sequence[Row], encoder: Encoder) -> tuple[list[dict[str, A
 
 
 def ppo_rows(rows: Sequence[Row], encoder: Encoder) -> tuple[list[dict[str, Any]], LengthReport]:
-    """Rows of ``input_ids`` (the prompt's), ``prompt`` as rewards see it, and the other columns; one row a prompt."""
+    """Rows of ``input_ids`` (the prompt's), ``prompt`` as rewards see it, and the other columns; one row per prompt."""
     stage = _Stage(encoder, "a prompt")
     seen: set[bytes] = set()
 

@@ -11,7 +11,7 @@ from wpr.runs.responses import ResponseFile
 
 
 def summarise(files: Sequence[ResponseFile]) -> Finding:
-    """A table with one row a file. Intervals are 1.96 standard errors of the mean over prompts."""
+    """A table with one row per file. Intervals are 1.96 standard errors of the mean over prompts."""
     rows = [_row(file) for file in files]
     cut = [f"{row[0]} ({1 - row[5]:.0%})" for row in rows if isinstance(row[5], float) and row[5] < 0.9]
     text = [

@@ -11,7 +11,7 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
             logits_memory_mb and the cache of keys and values of the responses that are drawn together
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
-states of all layers, 56 B T h bytes a layer in half precision (fitted to measured peaks) and twice that in float32.
+states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
 T is the longest that the recipe allows. Estimates, meant to be right within a third; `docs/recipes.md` compares them
 with measured peaks.
 """

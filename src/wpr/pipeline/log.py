@@ -33,7 +33,7 @@ def log_to(path: Path | None, say: Callable[[str], None]) -> Iterator[None]:
     """Write this package's log and the libraries' warnings to ``path`` (None: nowhere); ``say`` this package's own
     warnings too.
     """
-    handler: logging.Handler = logging.NullHandler() if path is None else LogFile(path, encoding="utf-8")
+    handler: logging.Handler = logging.NullHandler() if path is None else RunLogHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     teller = _Teller(say)
     root, own = logging.getLogger(), logging.getLogger("wpr")
@@ -53,7 +53,7 @@ def log_to(path: Path | None, say: Callable[[str], None]) -> Iterator[None]:
         handler.close()
 
 
-class LogFile(logging.FileHandler):
+class RunLogHandler(logging.FileHandler):
     """A log file whose own faults, such as a full disk, are not told: the run's next file meets the same fault."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802

@@ -147,7 +147,7 @@ def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[Response]]
 
 
 def against_before(after: list[Response], before: list[Response], times: int) -> dict[str, Any]:
-    """Win rates over the model before training, by the score and by gold; ``times`` responses a prompt."""
+    """Win rates over the model before training, by the score and by gold; ``times`` responses per prompt."""
     found: dict[str, Any] = {}
     earlier = {row.number: row for row in before}
     pairs = [(row, earlier[row.number]) for row in after if row.number in earlier]  # faults may leave out some

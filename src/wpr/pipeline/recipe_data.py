@@ -71,7 +71,7 @@ class RecipeData:
         rows = self.split.held_out
         wanted = self.evaluation.rows
         if stage == "ppo" or len(rows) <= wanted:
-            return rows  # PPO's rows are one a prompt: the stage takes as many as it wants of these
+            return rows  # PPO's rows are one per prompt: the stage takes as many as it wants of these
         return [rows[index] for index in sorted(random.Random(self.seed).sample(range(len(rows)), wanted))]
 
     def report(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
 
 
 def _policy_table(rows: list[dict[str, Any]]) -> Table:
-    """One row a policy; where there are few, one column a policy, which a narrow terminal can show too."""
+    """One row per policy; where there are few, one column per policy, which a narrow terminal can show too."""
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "policy"]
     if len(rows) <= FEW:
         table = Table("", *(str(row["policy"]) for row in rows), title="policies on held-out prompts")

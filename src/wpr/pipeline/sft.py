@@ -63,7 +63,7 @@ def end_with(model: Any, tokens: list[int]) -> None:
 
 
 def _held_out(evaluated: dict[str, Any]) -> dict[str, float]:
-    """Loss a token of held-out completions, and its exponential."""
+    """Loss per token of held-out completions, and its exponential."""
     metrics = model_metrics(evaluated)
     found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name != "eval_num_tokens"}
     found["perplexity"] = math.exp(min(found["loss"], 700.0))

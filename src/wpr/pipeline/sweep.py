@@ -64,7 +64,7 @@ def members(
 
 
 def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a policy of a run's results, with the columns that any of them has."""
+    """One row per policy of a run's results, with the columns that any of them has."""
     rows = []
     for stage, found in results.items():
         if stage.startswith("ppo/"):

@@ -21,7 +21,7 @@ class RewardError(RuntimeError):
 class Completions:
     """Prompts and responses, as text and as tokens.
 
-    prompts: as the dataset has them, text or chat messages, one a response.
+    prompts: as the dataset has them, text or chat messages, one per response.
     responses: text, without special tokens.
     input_ids, attention_mask: ``(B, T)`` prompt and response, padded on both sides.
     last: ``(B,)`` index of each row's last real token.

@@ -1,7 +1,7 @@
 """What an evaluation will take, before it starts.
 
-Tokens are estimated: 3.5 ASCII characters a token, one token for any other character, and four for each message around
-its text. For 24 dialogues of HH-RLHF in the shipped rubrics that is 3% (helpfulness) and 7% (summary) more than
+Tokens are estimated: 3.5 ASCII characters per token, one token for any other character, and four for each message
+around its text. For 24 dialogues of HH-RLHF in the shipped rubrics that is 3% (helpfulness) and 7% (summary) more than
 SmolLM2's tokenizer and chat template make of them: a little too much rather than too little.
 """
 

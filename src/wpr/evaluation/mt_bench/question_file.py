@@ -1,8 +1,8 @@
-"""Questions in MT-Bench's public format, one a line:
+"""Questions in MT-Bench's public format, one per line:
 
     {"question_id": 81, "category": "writing", "turns": ["first question", "second"], "reference": ["...", "..."]}
 
-``reference`` holds answers that are known to be right, one a turn; questions of writing and the like have none.
+``reference`` holds answers that are known to be right, one per turn; questions of writing and the like have none.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _id(values: Mapping[str, Any]) -> str:
 def _texts(value: Any, name: str, least: int) -> tuple[str | None, str | None]:
     """One or two texts of a list, the second None if it is not there."""
     if not isinstance(value, list) or not least <= len(value) <= 2:
-        wanted = "two texts" if least == 2 else "one or two texts, one a turn"
+        wanted = "two texts" if least == 2 else "one or two texts, one per turn"
         raise BadRowError(f"{name!r} is {shown(value)}; a list of {wanted} is needed")
     texts = [checked_text(text, name) for text in value]
     for number, text in enumerate(texts, 1):

@@ -13,9 +13,9 @@ class Outcome:
     """What became of one program.
 
     compiled: False where Python's compiler refuses it; then there are no results.
-    results: one a test. ``pass``; ``fail``: it ran to its end and gave something else; ``error``: it raised, ended with
-        an exit status other than 0, was killed, or wrote too much; ``timeout``: wall-clock or processor time was up;
-        ``skipped``: not run, because an earlier test had decided the reward.
+    results: one per test. ``pass``; ``fail``: it ran to its end and gave something else; ``error``: it raised, ended
+        with an exit status other than 0, was killed, or wrote too much; ``timeout``: wall-clock or processor time was
+        up; ``skipped``: not run, because an earlier test had decided the reward.
     message: the first error's words, or the compiler's, cut short. The program chose them: to be shown, not trusted.
     """
 
