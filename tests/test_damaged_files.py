@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.ppo import tiny
-from wpr.analysis.bert_score import Encoder
+from wpr.analysis.bert_score import ContextualEncoder
 from wpr.config.recipe import ModelSettings
 from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model
 from wpr.model_loading import check_model, load_causal, load_tokenizer
@@ -133,7 +133,7 @@ def test_a_torch_file_overwritten_near_its_start(tmp_path: Path) -> None:
         lambda folder: load_policy(folder, None),
         lambda folder: load_critic(folder, tiny.settings("unused")),
         RewardModel.from_pretrained,
-        Encoder.from_pretrained,
+        ContextualEncoder.from_pretrained,
     ],
 )
 def test_whoever_loads_a_model_names_the_file_and_the_remedy(load: Callable[[str], object], tmp_path: Path) -> None:
