@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are there as a whole or not at all, and paths that nothing has yet."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def unused_path(path: Path, separator: str = "-") -> Path:
+    """The path, or what it is called with the first number, from 2 on, that makes it new."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}{separator}{number}")
+    return found

@@ -39,8 +39,8 @@ def test_of_a_run(here: Here, own_run: Path) -> None:
     assert [row[0] for row in finding.rows] == ["rkl-t0.7", "rkl-t0", "sft-t0.7", "sft-t0"]
     assert "Generated responses" in finished.stdout
     # The prompts are those that the policies were measured on.
-    measured = [json.loads(line)["prompt"] for line in (own_run / "ppo/rkl/responses.jsonl").read_text().splitlines()]
-    assert [row.prompt for row in sft.rows] == measured[:5]
+    measured = read_responses(own_run / "ppo/rkl/responses.jsonl").rows[:5]
+    assert [(row.prompt_id, row.prompt) for row in sft.rows] == [(row.prompt_id, row.prompt) for row in measured]
     before = {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()}
     here.succeeds("generate", str(own_run), "-t", "0", "-t", "0.7", "--limit", "5", "--batch-size", "2")
     assert {path.name: path.read_bytes() for path in (own_run / "generations").iterdir()} == before

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wpr.atomic_io import unused_path
 from wpr.data.rows import DataError, Message
 from wpr.runs.fingerprints import content_fingerprint, tokenizer_fingerprint
 from wpr.runs.jsonl_log import PARTIAL, Journal, refuse_other_header
@@ -149,12 +150,7 @@ def set_aside(path: Path) -> Path | None:
     path.with_name(path.name + PARTIAL).unlink(missing_ok=True)
     if not path.exists():
         return None
-    number, moved = 1, path.with_name(path.name + ".old")
-    while moved.exists():
-        number += 1
-        moved = path.with_name(f"{path.name}.old{number}")
-    path.rename(moved)
-    return moved
+    return path.rename(unused_path(path.with_name(path.name + ".old"), ""))
 
 
 def generate_file(

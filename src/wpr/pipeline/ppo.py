@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wpr.atomic_io import write_atomically
 from wpr.config.functions import import_function
 from wpr.config.recipe import ScorerSettings
+from wpr.data import Encoder
 from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
@@ -47,6 +49,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     tokenizer = load_tokenizer(stage.sft_model)
     rows = stage.rows(tokenizer)
     held_out = rows.held_out[: recipe.evaluation.prompts]
+    names = prompt_names(stage, rows.encoder)
     stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
     args = stage.config(stop_token_ids=stops)
     set_seed(args.seed)  # a new head's weights are drawn from here
@@ -77,7 +80,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
     before: list[Response] = []
     if held_out:
-        results["before"], before = measure(trainer, stage.folder / BEFORE)
+        results["before"], before = measure(trainer, stage.folder / BEFORE, names)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
     checkpoint = usable_checkpoint(stage.checkpoints)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -85,7 +88,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
-        results["after"], after = measure(trainer, stage.folder / AFTER)
+        results["after"], after = measure(trainer, stage.folder / AFTER, names)
         results |= against_before(after, before, args.responses_per_prompt)
         study(trainer, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
     if trainer.args.should_save:
@@ -126,10 +129,19 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
     return RewardModel.from_pretrained(reward_model)
 
 
-def measure(trainer: Any, path: Path) -> tuple[dict[str, float], list[Response]]:
-    """Metrics on the held-out prompts, and the responses, which also go to ``path``."""
+def prompt_names(stage: Stage, encoder: Encoder) -> dict[str, str]:
+    """What files of responses call the held-out prompts, by the JSON of the prompts as rewards see them."""
+    assert stage.data is not None
+    return {json.dumps(encoder.prompt_value(row)): prompt_id(row.prompt) for row in stage.data.split.held_out}
+
+
+def measure(trainer: Any, path: Path, names: Mapping[str, str]) -> tuple[dict[str, float], list[Response]]:
+    """Metrics on the held-out prompts, and the responses, which also go to ``path``. names: of `prompt_names`."""
     metrics = model_metrics(trainer.evaluate())
-    rows = [Response.from_values(row | {"prompt_id": prompt_id(row["prompt"])}) for row in trainer.evaluated]
+    rows = [
+        Response.from_values(row | {"prompt_id": names.get(json.dumps(row["prompt"])) or prompt_id(row["prompt"])})
+        for row in trainer.evaluated
+    ]
     if is_main_process():
         lines = (json.dumps(row.as_dict(), ensure_ascii=False, default=str) + "\n" for row in rows)
         write_atomically(path, "".join(lines))

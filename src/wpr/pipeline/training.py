@@ -13,7 +13,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
 from trl import RewardTrainer, SFTTrainer
 
-from wpr.atomic_io import write_atomically
+from wpr.atomic_io import unused_path, write_atomically
 from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
@@ -134,20 +134,12 @@ def usable_checkpoint(folder: Path) -> Path | None:
                 logger.warning("%s was not complete when its process ended; it is removed", path)
                 shutil.rmtree(path)
             elif not whole and (found := damage(path)) is not None:
-                moved = _renamed(path)
+                moved = path.rename(unused_path(path.with_name(f"damaged-{path.name}")))
                 logger.warning("%s; it is kept in %s, and the stage goes on from before it", found, moved)
             else:
                 whole = True
     wait_for_everyone()
     return last_complete_checkpoint(folder)
-
-
-def _renamed(path: Path) -> Path:
-    number, moved = 1, path.with_name(f"damaged-{path.name}")
-    while moved.exists():
-        number += 1
-        moved = path.with_name(f"damaged-{path.name}-{number}")
-    return path.rename(moved)
 
 
 def show_progress(trainer: Any, title: str) -> ConsoleCallback:

@@ -18,7 +18,6 @@ A stage is done when the manifest says so; the model is moved to its place befor
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -27,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wpr.atomic_io import write_atomically
+from wpr.atomic_io import unused_path, write_atomically
 from wpr.errors import RunFolderError
+from wpr.runs.jsonl_log import LogFile
 from wpr.stage_names import is_stage
 
 FORMAT = 1
@@ -106,14 +106,8 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out while this one writes. The lock goes with the process, however that ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunFolderError(
-                    f"another process is writing to {self.path}; wait for it, or choose another folder with output=..."
-                ) from None
+        in_use = f"another process is writing to {self.path}; wait for it, or choose another folder with output=..."
+        with LogFile(self.path / ".lock", RunFolderError(in_use)):
             self.manifest = self._read_manifest()
             yield
 
@@ -136,11 +130,7 @@ class RunFolder:
         moved = None
         if self.writes and source.exists():
             stamp = time.strftime("%Y%m%d-%H%M%S")
-            moved = self.path / "old" / f"{stage.replace('/', '-')}-{stamp}"
-            number = 1
-            while moved.exists():
-                number += 1
-                moved = moved.with_name(f"{stage.replace('/', '-')}-{stamp}-{number}")
+            moved = unused_path(self.path / "old" / f"{stage.replace('/', '-')}-{stamp}")
             moved.parent.mkdir(parents=True, exist_ok=True)
             source.rename(moved)
         self.manifest["stages"].pop(stage, None)
