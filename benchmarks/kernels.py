@@ -79,7 +79,7 @@ def micro(bench: Bench) -> list[str]:
     }
     results = bench.measure(works)
     # Against the faster of the two ways to write it.
-    yardstick = min(results[name].median for name in works if name.startswith("KL"))
+    baseline = min(results[name].median for name in works if name.startswith("KL"))
     released = results["paper, released algorithm"].median
     persistent = 4e-6 * case.vocabulary
     lines = [
@@ -90,7 +90,7 @@ def micro(bench: Bench) -> list[str]:
     ]
     for name, r in results.items():
         lines.append(
-            f"| {name} | {r.median:.3f} ({r.fastest:.3f} to {r.slowest:.3f}) | {r.median / yardstick:.2f} | "
+            f"| {name} | {r.median:.3f} ({r.fastest:.3f} to {r.slowest:.3f}) | {r.median / baseline:.2f} | "
             f"{released / r.median:.1f} | {r.megabytes:.0f} |"
         )
     kept = (kernel.col_indices().numel() + kernel.crow_indices().numel()) * 8 + kernel.values().numel() * 4
@@ -249,7 +249,7 @@ def hidden(bench: Bench) -> list[str]:
     )  # fmt: skip
     dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
     states = [torch.randn(case.positions, case.hidden, device=bench.device).to(dtype) for _ in range(2)]
-    bench.policy = bench.reference = torch.empty(0)  # they are made anew
+    bench.policy = bench.reference = torch.empty(0)  # they are made again
     with bench.device:
         model = LlamaForCausalLM(config).to(dtype)
     model.get_input_embeddings().weight.data = bench.embeddings.to(dtype) / case.hidden**0.5 * 3

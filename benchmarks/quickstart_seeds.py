@@ -3,8 +3,8 @@
     python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's beta sweep, on every seed
     python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
 
-A seed is a world of its own: openings, continuations, labels, SFT and reward model are made anew. On each of them every
-policy is trained once a beta. A policy's betas give it a curve of gold (or divergence, diversity) over score; curves of
+A seed is a world of its own: openings, continuations, labels, SFT and reward model are made again. On each of them
+every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score; curves of
 one seed are compared at the same score, linearly interpolated between neighbouring scores, and the differences averaged
 over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself (with many cells some do
 so by chance).

@@ -1,8 +1,8 @@
-"""The released algorithm's way to the penalty, written anew: the baseline of `benchmarks.kernels`.
+"""The released algorithm's way to the penalty, implemented here: the baseline of `benchmarks.kernels`.
 
 One sparse V x V kernel matrix holds exp(-lam C) of each token's k1 nearest others, mirrored. A micro-batch shares one
-support: all tokens that are among the k2 likeliest of any position under either model, the sampled tokens, and a dummy.
-Softmax over the whole vocabulary, float32, scaling domain, T iterations of sparse products for all positions together.
+support: all tokens that are among the k2 most likely of any position under either model, the sampled tokens, and a
+dummy. Softmax over the whole vocabulary, float32, scaling domain, T iterations of sparse products for all positions together.
 """
 
 from __future__ import annotations

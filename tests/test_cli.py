@@ -76,8 +76,8 @@ def test_every_option_is_described() -> None:
 
 @pytest.mark.parametrize("command", ["judge", "mt-bench"])
 def test_judges_are_named_alike(here: Here, command: str) -> None:
-    told = here.succeeds(command, "--help").stdout
-    judge = told[told.index("─ The judge ─") : told.index("─ Requests to a server ─")]
+    message = here.succeeds(command, "--help").stdout
+    judge = message[message.index("─ The judge ─") : message.index("─ Requests to a server ─")]
     for option in ("--judge", "-j", "--base-url", "--function", "--key-variable", "--set"):
         assert option in judge
 
@@ -117,9 +117,9 @@ def test_a_shown_recipe_can_be_run_as_a_file(here: Here, tmp_path: Path) -> None
 
 
 def test_doctor(here: Here) -> None:
-    told = here.succeeds("doctor", "tiny").stdout
+    message = here.succeeds("doctor", "tiny").stdout
     for part in ("torch", "transformers", "code sandbox", "made by the prepare stage"):
-        assert part in told
+        assert part in message
     assert "billion parameters" in here.succeeds("doctor", "tldr-gemma-7b").stdout
 
 
@@ -147,9 +147,9 @@ def test_log_has_commands_and_what_libraries_said(whole_run: Path) -> None:
 
 def test_dry_run_starts_and_writes_nothing(here: Here, tmp_path: Path) -> None:
     here.monkeypatch.chdir(tmp_path)
-    told = here.succeeds("run", "tiny", *SMALL, "--dry-run").stdout
-    assert "to do" in told
-    assert "max_steps: 2" in told
+    message = here.succeeds("run", "tiny", *SMALL, "--dry-run").stdout
+    assert "to do" in message
+    assert "max_steps: 2" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -223,7 +223,7 @@ def test_stages_one_by_one(here: Here, whole_run: Path, tmp_path: Path) -> None:
 
 def test_changed_settings_are_refused_and_leave_the_folder_as_it_was(here: Here, owned: Path) -> None:
     before = content(owned)
-    for change, stage, told in (
+    for change, stage, message in (
         ("ppo.beta=0.2", "ppo/rkl", "ppo.beta: 0.05 -> 0.2"),
         ("sft.learning_rate=1e-3", "sft", "sft.learning_rate: 0.005 -> 0.001"),
         ("seed=3", "prepare", "seed: 0 -> 3"),
@@ -231,7 +231,7 @@ def test_changed_settings_are_refused_and_leave_the_folder_as_it_was(here: Here,
     ):
         finished = here("run", "tiny", *SMALL, f"output={owned}", change)
         assert finished.code == 2
-        assert f"{stage} in {owned} was made by other settings: {told}" in finished.error
+        assert f"{stage} in {owned} was made by other settings: {message}" in finished.error
         assert "--on-change restart" in finished.error
         assert content(owned) == before
 
@@ -278,9 +278,9 @@ def test_sweep(here: Here, owned: Path) -> None:
 def test_geometry(here: Here, whole_run: Path, tmp_path: Path) -> None:
     model, file = str(whole_run / "sft" / "model"), str(tmp_path / "geometry.safetensors")
     assert f"written to {file}" in here.succeeds("geometry", "build", model, "-o", file).stdout.replace("\n", "")
-    told = here.succeeds("geometry", "show", model, "-f", file, "-w", "red").stdout
-    assert "euclidean cost" in told
-    assert "\nred: " in told
+    message = here.succeeds("geometry", "show", model, "-f", file, "-w", "red").stdout
+    assert "euclidean cost" in message
+    assert "\nred: " in message
     for arguments, part in (
         (
             ["build", model, "--neighbours", "4000", "-o", file],

@@ -48,10 +48,10 @@ def test_a_damaged_file_is_named(name: str, damage: str, tmp_path: Path) -> None
     WRITERS[name](path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     (tmp_path / "other.json").write_text("{}")
-    told = first_damaged(tmp_path.iterdir())
-    assert told is not None
-    assert told.startswith(f"{path} is damaged ({path.stat().st_size} bytes, ")
-    assert "\n" not in told
+    message = first_damaged(tmp_path.iterdir())
+    assert message is not None
+    assert message.startswith(f"{path} is damaged ({path.stat().st_size} bytes, ")
+    assert "\n" not in message
 
 
 def test_old_formats_and_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_broken_recipe(owned: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("ppo: {bta: 1}", "mine.yaml, line 3: unknown setting ppo.bta; did you mean ppo.beta?"),
         ("ppo: {beta: much}", "mine.yaml, line 3: ppo.beta='much' must be a number"),
@@ -63,17 +63,17 @@ def test_broken_recipe(owned: Path) -> None:
         ("regularizer: {name: chi-squared, lam: 3}", "lam=3.0 has no meaning for chi-squared; leave it out"),
     ],
 )
-def test_recipes_that_say_nonsense(here: Here, tmp_path: Path, written: str, told: str) -> None:
+def test_recipes_that_say_nonsense(here: Here, tmp_path: Path, written: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: tiny\nname: mine\n{written}\n")
     finished = here("run", str(path), f"output={tmp_path / 'run'}")
     assert finished.code == 2
-    assert told in finished.error
+    assert message in finished.error
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["run", "tinny"], "unknown recipe tinny; did you mean tiny?"),
         (["run", "no/such.yaml"], "there is no recipe file no/such.yaml"),
@@ -87,10 +87,10 @@ def test_recipes_that_say_nonsense(here: Here, tmp_path: Path, written: str, tol
         (["sft", "tiny", "sft=null"], "recipe tiny has no sft stage"),
     ],
 )
-def test_arguments_that_make_no_sense(here: Here, arguments: list[str], told: str) -> None:
+def test_arguments_that_make_no_sense(here: Here, arguments: list[str], message: str) -> None:
     finished = here(*arguments)
     assert finished.code == 2
-    assert told in finished.error
+    assert message in finished.error
 
 
 # Data. The user has a run of other data, which stays as it is.
@@ -112,7 +112,7 @@ def write_not_utf8(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "told"),
+    ("name", "write", "message"),
     [
         (
             "columns.jsonl",
@@ -132,14 +132,14 @@ def write_not_utf8(path: Path) -> None:
     ],
 )
 def test_data_that_cannot_be_read(
-    here: Here, owned: Path, name: str, write: Callable[[Path], None], told: tuple[str, ...]
+    here: Here, owned: Path, name: str, write: Callable[[Path], None], message: tuple[str, ...]
 ) -> None:
     write(owned / name)
     before = content(owned)
     here.monkeypatch.chdir(owned)
     finished = here("run", "tiny", *SMALL, f"data.source={name}", "--on-change", "restart")
     assert finished.code == 2
-    for part in told:
+    for part in message:
         assert part in finished.error
     assert content(owned) == before
     assert "Traceback" not in (owned / "runs" / "tiny" / "run.log").read_text()
@@ -230,9 +230,9 @@ def test_every_writer_s_full_disk_is_known(small_disk: Path, save: Callable[[Pat
     resize(small_disk, 256 << 10)
     with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
         save(small_disk / "file")
-    told = explain(caught.value, small_disk)
-    assert told is not None
-    assert told.startswith(f"The disk is full: nothing more could be written to {small_disk} (")
+    message = explain(caught.value, small_disk)
+    assert message is not None
+    assert message.startswith(f"The disk is full: nothing more could be written to {small_disk} (")
 
 
 def used_by(folder: Path, stage: str) -> int:
@@ -258,14 +258,14 @@ def test_folders_that_are_no_run_s(here: Here, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("text")
-    for output, told in (
+    for output, message in (
         ("file", "is a file; choose another folder"),
         ("file/run", "cannot be a folder or file (Not a directory). Choose another folder"),
         ("full", "holds files but no manifest.json"),
     ):
         finished = here("run", "tiny", f"output={tmp_path / output}")
         assert finished.code in (1, 2)
-        assert told in finished.error
+        assert message in finished.error
     assert (tmp_path / "full" / "thesis.tex").read_text() == "text"
 
 
@@ -273,7 +273,7 @@ def test_folders_that_are_no_run_s(here: Here, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["reward=null", "scorer.kind=function", "scorer.function=no_such:reward"], "No module named 'no_such'"),
         (["reward=null", "scorer.name=no/such-model"], "scorer.name: the model no/such-model is neither a folder"),
@@ -282,29 +282,29 @@ def test_folders_that_are_no_run_s(here: Here, tmp_path: Path) -> None:
         (["reward.save_strategy=sometimes"], "sometimes"),
     ],
 )
-def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, changes: list[str], told: str) -> None:
+def test_faults_of_late_stages_are_found_first(here: Here, tmp_path: Path, changes: list[str], message: str) -> None:
     finished = here("run", "tiny", *SMALL, f"output={tmp_path / 'run'}", *changes)
     assert finished.code in (1, 2)
-    assert told in finished.error
+    assert message in finished.error
     assert "starting" not in finished.stderr
     # What is fixed can be run in the same folder.
     assert here("sft", "tiny", *SMALL, f"output={tmp_path / 'run'}", "--dry-run").code == 0
 
 
 @pytest.mark.parametrize(
-    ("policy", "written", "told"),
+    ("policy", "written", "message"),
     [
         ("semantic", "{k2: 4000}", "regularizer.k2=4000 exceeds the vocabulary ("),
         ("semantic", "{neighbours: 4000}", "regularizer.neighbours=4000 exceeds the other tokens of the vocabulary ("),
     ],
 )
-def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str, written: str, told: str) -> None:
+def test_a_vocabulary_that_is_too_small(here: Here, tmp_path: Path, policy: str, written: str, message: str) -> None:
     """Of a model that the prepare stage makes: the first that can be known is when it is made."""
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: tiny\nname: mine\npolicies:\n  {policy}:\n    regularizer: {written}\n")
     finished = here("run", str(path), *SMALL[:-1], f"train=[{policy}]", f"output={tmp_path / 'run'}")
     assert finished.code == 2
-    assert f"{path}, line 5: policy {policy}: {told}" in finished.error
+    assert f"{path}, line 5: policy {policy}: {message}" in finished.error
     assert " or less" in finished.error
     assert "sft: starting" not in finished.stderr
 
@@ -314,11 +314,11 @@ def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, who
     own = ("prepare=null", f"model.name={whole_run / 'sft' / 'model'}", f"data.source={tmp_path / 'pairs.jsonl'}")
     (tmp_path / "pairs.jsonl").write_text("\n".join(pairs()))
     changes = ("evaluation.eval_regularizers.s.preset=semantic", "evaluation.eval_regularizers.s.k2=999")
-    told = "evaluation.eval_regularizers.s.k2=999 exceeds the vocabulary ("
+    message = "evaluation.eval_regularizers.s.k2=999 exceeds the vocabulary ("
     for command in (["run", "tiny", *SMALL[3:], f"output={tmp_path / 'run'}"], ["doctor", "tiny", *SMALL[3:]]):
         finished = here(*command, *own, *changes)
         assert finished.code == 2
-        assert told in finished.error
+        assert message in finished.error
         assert "starting" not in finished.stderr
     assert not (tmp_path / "run" / "manifest.json").exists()
 

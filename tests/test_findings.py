@@ -91,12 +91,12 @@ def test_damaged_findings_are_told_and_the_others_shown(
     bad = tmp_path / "analyses" / "bad"
     bad.mkdir()
     (bad / "finding.json").write_text(text)
-    told: list[tuple[Path, str]] = []
-    found = found_in(tmp_path, lambda folder, why: told.append((folder, why)))
+    message: list[tuple[Path, str]] = []
+    found = found_in(tmp_path, lambda folder, why: message.append((folder, why)))
     assert [finding.name for finding in found] == ["good"]
-    assert [folder for folder, _ in told] == [bad]
-    assert "finding.json" in told[0][1]
-    assert "again" in told[0][1] or "anew" in told[0][1]
+    assert [folder for folder, _ in message] == [bad]
+    assert "finding.json" in message[0][1]
+    assert "again" in message[0][1] or "again" in message[0][1]
     found_in(tmp_path)
     assert "left out" in caplog.text
 

@@ -117,7 +117,7 @@ def make_optimizer(
 
 
 def row_order(rows: int, wanted: int, seed: int) -> Tensor:
-    """At least ``wanted`` row numbers: the rows shuffled anew for every pass over them."""
+    """At least ``wanted`` row numbers: the rows shuffled again for every pass over them."""
     generator = torch.Generator().manual_seed(seed)
     return torch.cat([torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))])
 

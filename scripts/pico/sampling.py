@@ -23,7 +23,7 @@ def sample_stories(
 ) -> list[str]:
     """``count`` stories that came to an end by themselves, or as many as ``seconds`` allow; duplicates left out.
 
-    batch: stories sampled together. top_p: each token is drawn from the likeliest that make up this probability.
+    batch: stories sampled together. top_p: each token is drawn from the most likely that make up this probability.
     """
     generator = torch.Generator(device).manual_seed(seed)
     stories: dict[str, None] = {}

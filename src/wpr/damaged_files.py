@@ -48,7 +48,7 @@ def refuse_damaged_model(name: str, revision: str | None = None) -> None:
         raise DamagedFileError(f"{found}; download it again with `hf download {name}{at} --force-download`")
     raise DamagedFileError(
         f"{found}; copy or download it again. If a run made the model, move {folder} away and run the same command "
-        "again: its stage is then finished anew, from its last checkpoint"
+        "again: its stage is then finished again, from its last checkpoint"
     )
 
 

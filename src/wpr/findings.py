@@ -174,7 +174,9 @@ def load(folder: Path) -> Finding:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
-            raise FindingError(f"{path} has format {found['format']}, this release reads format {FORMAT}; make it anew")
+            raise FindingError(
+                f"{path} has format {found['format']}, this release reads format {FORMAT}; make it again"
+            )
         return Finding(
             name=str(found["name"]),
             title=str(found["title"]),

@@ -51,11 +51,11 @@ def candidates(mean: float, spread: float, seed: int = 0, prompts: int = 30, com
 def test_a_clear_difference_is_told_and_an_unclear_one_is_not() -> None:
     clear = {"sft": candidates(2.0, 0.1), "a": candidates(1.0, 0.1, 1), "b": candidates(3.0, 0.1, 2)}
     finding = coherence_finding(clear, clear, "euclidean", 10)
-    told = next(told for told in finding.text if told.startswith("Prompt by prompt, on own responses: "))
-    assert re.search(r"smaller than sft: a -(1\.0|0\.9)\d+ \(.*\. larger than sft: b (1\.0|0\.9)", told), told
+    message = next(message for message in finding.text if message.startswith("Prompt by prompt, on own responses: "))
+    assert re.search(r"smaller than sft: a -(1\.0|0\.9)\d+ \(.*\. larger than sft: b (1\.0|0\.9)", message), message
     unclear = {"sft": candidates(2.0, 3.0), "a": candidates(1.9, 3.0, 1)}
     finding = coherence_finding(unclear, unclear, "euclidean", 10)
-    assert sum("none can be told from sft" in told for told in finding.text) == 4
+    assert sum("none can be told from sft" in message for message in finding.text) == 4
     row = dict(zip(finding.columns, finding.rows[0], strict=True))
     assert (row["responses"], row["tokens"], row["over sft"]) == (30, 300, None)
     assert row["low"] < row["distance"] < row["high"]  # type: ignore[operator]

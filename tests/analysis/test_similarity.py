@@ -67,7 +67,7 @@ def test_one_odd_response_does_not_hide_what_ranks_see() -> None:
     found = similarity_finding({"a": odd}, ["kl", "w"], "an encoder")
     assert cell(found, "a", "w", "penalty", "Spearman over kl") > 0.3
     assert cell(found, "a", "w", "penalty", "ranks over low") > 0
-    assert any("w cannot be told apart from kl" in told and "By ranks" in told for told in found.text)
+    assert any("w cannot be told apart from kl" in message and "By ranks" in message for message in found.text)
 
 
 def test_a_policy_with_too_few_pairs_is_named() -> None:

@@ -38,7 +38,7 @@ def small_model(positions: int) -> LlamaForCausalLM:
 
 
 def learn(model: Any, examples: Sequence[tuple[Sequence[int], Sequence[int]]], most: int = 400) -> None:
-    """Until every next token of the answers is the likeliest by far. examples: ids of prompts and of answers."""
+    """Until every next token of the answers is the most likely by far. examples: ids of prompts and of answers."""
     rows = [list(prompt) + list(answer) for prompt, answer in examples]
     width = max(map(len, rows))
     ids = torch.tensor([row + [1] * (width - len(row)) for row in rows])

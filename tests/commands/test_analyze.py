@@ -201,7 +201,7 @@ def test_what_a_file_of_responses_says_of_itself_is_checked(here: Here, spoken: 
     whole, chosen = path.read_text(), ("-p", "rkl+beta=0.5")
     shutil.copy(path.with_name("rkl+beta=0.5-t0.jsonl"), path)
     error = here("analyze", "penalties", str(spoken), "-t", "0.7", *chosen).error
-    assert "was drawn at temperature 0.0, not 0.7; draw anew with" in error
+    assert "was drawn at temperature 0.0, not 0.7; draw again with" in error
     assert "-t 0.7 -p rkl+beta=0.5 --restart`" in error
     header, *lines = whole.splitlines()
     odd = json.loads(header)
@@ -298,9 +298,9 @@ def test_temperature_against_another_model(here: Here, trained: Path, tmp_path: 
     run = FinishedRun(trained, "cpu")
     rows = [json.loads(line) for line in (trained / "ppo" / POLICIES[0] / AFTER).read_text().splitlines()]
     texts = [{name: value for name, value in row.items() if name != "response_ids"} for row in rows]
-    anew = [with_tokens(response_of(row, "here"), run.encoder) for row in texts]
-    assert not any(answer.drawn for answer in anew)
-    as_drawn = [row for row, answer in zip(rows, anew, strict=True) if answer.response_ids == row["response_ids"]]
+    again = [with_tokens(response_of(row, "here"), run.encoder) for row in texts]
+    assert not any(answer.drawn for answer in again)
+    as_drawn = [row for row, answer in zip(rows, again, strict=True) if answer.response_ids == row["response_ids"]]
     assert len(as_drawn) >= 3
     for row in as_drawn:
         assert found[str(row["number"])] == pytest.approx(row["score"], abs=1e-4)
@@ -328,7 +328,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["penalties", "{run}", "-p", "nobody"], "has no finished policy nobody; finished are: rkl+beta=0.05"),
         (["penalties", "{run}", "--second", "wasserstien"], "'wasserstien'; did you mean 'wasserstein'?"),
@@ -360,10 +360,10 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["penalties", "{run}", "--device", "quantum"], "--device quantum cannot be used"),
     ],
 )  # fmt: skip
-def test_what_is_refused(here: Here, trained: Path, arguments: list[str], told: str) -> None:
+def test_what_is_refused(here: Here, trained: Path, arguments: list[str], message: str) -> None:
     finished = here("analyze", *(part.format(run=trained) for part in arguments))
-    assert finished.code == (1 if told in NO_OPTION else 2)
-    assert told in finished.error
+    assert finished.code == (1 if message in NO_OPTION else 2)
+    assert message in finished.error
 
 
 def test_damaged_responses_are_named(here: Here, owned: Path) -> None:
@@ -436,5 +436,5 @@ def test_every_command_has_an_example_that_it_understands(here: Here) -> None:
     assert sorted(names) == sorted([*EVERY, "all"])
     assert ["geometry", *ANALYSES] == EVERY, "the order in which `wpr analyze all` does them"
     for name in names:
-        told = here.succeeds("analyze", name, "--help").stdout
-        assert f"wpr analyze {name}" in " ".join(told.split()), name
+        message = here.succeeds("analyze", name, "--help").stdout
+        assert f"wpr analyze {name}" in " ".join(message.split()), name

@@ -99,7 +99,7 @@ def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "name what shall answer"),
         (["RUN", "-m", "x"], "not both"),
@@ -119,11 +119,13 @@ def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
         (["-m", "PICO", "--prompts", "PROMPTS", "--template", "chat", "-o", "z"], "chat template"),
     ],
 )
-def test_mistakes(here: Here, whole_run: Path, prompts: Path, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_mistakes(
+    here: Here, whole_run: Path, prompts: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     places = {"RUN": str(whole_run), "PICO": str(pico.path()), "PROMPTS": str(prompts), "z": str(tmp_path / "z")}
     finished = here("generate", *(places.get(one, one) for one in arguments))
     assert finished.code in (1, 2)
-    assert told in finished.error
+    assert message in finished.error
     assert not (tmp_path / "z").exists() or not any((tmp_path / "z").iterdir())
     assert not (whole_run / "generations").exists() or not any((whole_run / "generations").glob("*.jsonl"))
 

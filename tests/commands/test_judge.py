@@ -170,8 +170,8 @@ def test_failures_are_shown_the_exit_code_says_so_and_a_rerun_asks_only_for_thes
         arguments = command(files, server, tmp_path / "out", "--all", "--attempts", "1")
         finished = here(*arguments)
         assert finished.code == 1
-        told = "Incomplete: 1 of 30 comparisons have no answer (HTTP 500: overloaded (attempt 1 of 1))."
-        assert told in finished.stderr
+        message = "Incomplete: 1 of 30 comparisons have no answer (HTTP 500: overloaded (attempt 1 of 1))."
+        assert message in finished.stderr
         assert "Incomplete: 1 of 30 comparisons have no answer. Run the same command again" in finished.stdout
         assert value(load(tmp_path / "out"), "failed") == 1
         sent = len(server.requests)
@@ -207,16 +207,16 @@ def test_a_key_that_a_server_gives_away_is_in_no_file_and_not_printed(
     """In why an answer ended, in a choice, in an error, in a header, whatever its form."""
     here.monkeypatch.setenv("OPENAI_API_KEY", AWKWARD)
     files = response_files(tmp_path, 6)
-    told = write(AWKWARD)
-    fine = json.dumps({"comparison": told, "choice": "A"})
-    message = {"message": {"content": fine}, "finish_reason": told}
+    reason = write(AWKWARD)
+    fine = json.dumps({"comparison": reason, "choice": "A"})
+    message = {"message": {"content": fine}, "finish_reason": reason}
     behaviours = [
         reply(None, choices=[message]),
-        reply(f'{{"comparison": "", "choice": "{told}"}}'),
-        reply(json.dumps({"comparison": "", "choice": told})),
-        error(400, told),
-        error(500, told),
-        raw(b"{}", headers={"x-request-id": told.replace("\0", "")}),
+        reply(f'{{"comparison": "", "choice": "{reason}"}}'),
+        reply(json.dumps({"comparison": "", "choice": reason})),
+        error(400, reason),
+        error(500, reason),
+        raw(b"{}", headers={"x-request-id": reason.replace("\0", "")}),
     ]
 
     def behave(request: Request) -> Behaviour:
@@ -315,12 +315,12 @@ def test_the_estimate_and_the_question_before(here: Here, tmp_path: Path) -> Non
         arguments = command(files, server, tmp_path / "out", "--all", "--price-in", "2.5", "--price-out", "10")
         finished = here.succeeds(*arguments, "--dry-run")
         assert not (tmp_path / "out").exists()
-        told = re.search(r"sent: (\d+) requests, about ([\d,]+) tokens in and at most ([\d,]+) out, at most ([\d.]+)",
+        words = re.search(r"sent: (\d+) requests, about ([\d,]+) tokens in and at most ([\d,]+) out, at most ([\d.]+)",
                          finished.stderr)  # fmt: skip
-        assert told is not None
-        requests, into, out = (int(told.group(i).replace(",", "")) for i in (1, 2, 3))
+        assert words is not None
+        requests, into, out = (int(words.group(i).replace(",", "")) for i in (1, 2, 3))
         assert (requests, out) == (60, 60 * 512)
-        assert float(told.group(4)) == pytest.approx((into * 2.5 + out * 10) / 1e6, abs=0.005)
+        assert float(words.group(4)) == pytest.approx((into * 2.5 + out * 10) / 1e6, abs=0.005)
         finished = here(*[one for one in arguments if one != "-y"])  # not on a terminal
         assert finished.code == 2
         assert "60 requests would be sent; add --yes to send them" in finished.error
@@ -383,7 +383,7 @@ def test_a_function_whose_answers_cannot_be_read(here: Here, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ([], "a judge is one of --judge, --reward-model and --function; none is given"),
         (["--judge", "m", "--function", "a:b"], "--judge and --function are given"),
@@ -400,21 +400,21 @@ def test_a_function_whose_answers_cannot_be_read(here: Here, tmp_path: Path, mon
         (["--judge", "m", "--agree-with", "none"], "cannot be read (No such file or directory)"),
     ],
 )
-def test_refusals(here: Here, tmp_path: Path, more: list[str], told: str) -> None:
+def test_refusals(here: Here, tmp_path: Path, more: list[str], message: str) -> None:
     files = response_files(tmp_path, 60)
     finished = here("judge", *map(str, files), "-o", str(tmp_path / "out"), "-y", *more)
     assert finished.code == 2
-    assert told in finished.error
+    assert message in finished.error
 
 
 def test_files_that_do_not_belong_together(here: Here, tmp_path: Path) -> None:
     files = response_files(tmp_path, 60)
     text = files[1].read_text()
-    for old, new, told in (('"p0', '"q0', "no prompt_id in common"), ('"prompt 3?"', '"?"', "is another prompt in")):
+    for old, new, message in (('"p0', '"q0', "no prompt_id in common"), ('"prompt 3?"', '"?"', "is another prompt in")):
         files[1].write_text(text.replace(old, new))
         finished = here("judge", *map(str, files), "--judge", "m", "-o", str(tmp_path / "out"))
         assert finished.code == 2
-        assert told in finished.error
+        assert message in finished.error
 
 
 def test_no_run_and_no_folder(here: Here, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_of_a_run_with_its_own_temperatures(here: Here, own_run: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-m", "PICO", "-o", "OUT"], "no questions"),
         (["-m", "PICO", "-q", "QUESTIONS"], "-o"),
@@ -144,11 +144,11 @@ def test_of_a_run_with_its_own_temperatures(here: Here, own_run: Path, tmp_path:
           "x"], "NAME=VALUE"),
     ],
 )  # fmt: skip
-def test_mistakes(here: Here, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_mistakes(here: Here, tmp_path: Path, arguments: list[str], message: str) -> None:
     places = {"PICO": pico.path(), "QUESTIONS": write(tmp_path / "q.jsonl"), "OUT": tmp_path / "out"}
     finished = here("mt-bench", *(str(places.get(one, one)) for one in arguments))
     assert finished.code in (1, 2)
-    assert told in finished.error
+    assert message in finished.error
 
 
 def test_eighty_questions_before_a_real_server(here: Here, answered: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_programs_without_an_end(here: Here, model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-m", "x"], "--model needs --problems"),
         (["-m", "x", "--problems", "y", "-o", "z", "--style", "frob"], "--style frob"),
@@ -75,11 +75,11 @@ def test_programs_without_an_end(here: Here, model: Path, tmp_path: Path) -> Non
         (["-m", "MODEL", "--problems", "PROBLEMS", "-o", "z", "--seconds", "0"], "more than 0 seconds"),
     ],
 )
-def test_mistakes(here: Here, whole_run: Path, model: Path, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_mistakes(here: Here, whole_run: Path, model: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     places = {"RUN": whole_run, "MODEL": model, "PROBLEMS": write(tmp_path), "z": tmp_path / "z"}
     finished = here("pass-at-1", *(str(places.get(one, one)) for one in arguments))
     assert finished.code in (1, 2)
-    assert told in finished.error
+    assert message in finished.error
     assert not (tmp_path / "z").exists()
 
 

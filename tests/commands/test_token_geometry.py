@@ -29,8 +29,8 @@ def measured(model: str) -> TokenGeometry:
 
 def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_path: Path) -> None:
     path = tmp_path / "geometry.safetensors"
-    told = build_geometry(model, path, "euclidean", "64", "median-nn")
-    assert told == f"{measured.describe()}\nwritten to {path}"
+    message = build_geometry(model, path, "euclidean", "64", "median-nn")
+    assert message == f"{measured.describe()}\nwritten to {path}"
     assert show_geometry(model, path, []) == measured.describe()
 
 
@@ -45,9 +45,9 @@ def test_every_choice_is_in_the_file(
     metric: str, neighbours: str | None, scale: str, words: list[str], model: str, tmp_path: Path
 ) -> None:
     build_geometry(model, tmp_path / "g.safetensors", metric, neighbours, scale)
-    told = show_geometry(model, tmp_path / "g.safetensors", [])
+    message = show_geometry(model, tmp_path / "g.safetensors", [])
     for word in words:
-        assert word in told
+        assert word in message
 
 
 def test_show_without_a_file_measures(model: str) -> None:
@@ -56,12 +56,12 @@ def test_show_without_a_file_measures(model: str) -> None:
 
 def test_the_default_k1_is_more_than_a_small_vocabulary_has(model: str, tmp_path: Path) -> None:
     """`wpr geometry build` without options, as its own help shows it for the tiny recipe's model."""
-    told = build_geometry(model, tmp_path / "g.safetensors", "euclidean", None, "median-nn")
-    assert "the 399 nearest kept" in told
+    message = build_geometry(model, tmp_path / "g.safetensors", "euclidean", None, "median-nn")
+    assert "the 399 nearest kept" in message
 
 
 @pytest.mark.parametrize(
-    ("neighbours", "told"),
+    ("neighbours", "message"),
     [
         (
             "400",
@@ -71,8 +71,8 @@ def test_the_default_k1_is_more_than_a_small_vocabulary_has(model: str, tmp_path
         ("some", "--neighbours='some' must be a whole number or all"),
     ],
 )
-def test_neighbours_that_there_are_not(neighbours: str, told: str, model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_neighbours_that_there_are_not(neighbours: str, message: str, model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         build_geometry(model, tmp_path / "g.safetensors", "euclidean", neighbours, "median-nn")
     assert not list(tmp_path.iterdir())
 

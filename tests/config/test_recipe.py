@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("sede: 1\n", "line 5: unknown setting sede; did you mean seed?"),
         ("sft:\n  batch_sise: 3\n", "line 6: unknown setting sft.batch_sise; did you mean sft.batch_size?"),
@@ -43,21 +43,21 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("1: 2\n", "line 5: unknown setting 1;"),
     ],
 )
-def test_unknown_keys_at_every_level(text: str, told: str) -> None:
-    assert refusal(SMALL + text).startswith(f"mine.yaml, {told}")
+def test_unknown_keys_at_every_level(text: str, message: str) -> None:
+    assert refusal(SMALL + text).startswith(f"mine.yaml, {message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("  ppo:\n      betta: 1\n", "line 8: unknown setting"),
         ("  regularizer:\n      lamm: 1\n", "line 8: unknown setting"),
         ("  regularizer:\n      lam: -1\n", "line 7: "),
     ],
 )
-def test_faults_of_a_policy_are_told_with_the_policy_s_line(text: str, told: str) -> None:
+def test_faults_of_a_policy_are_told_with_the_policy_s_line(text: str, message: str) -> None:
     """Line 5 has `policies:`, line 6 the policy."""
-    assert refusal(SMALL + "policies:\n  a:\n  " + text).startswith(f"mine.yaml, {told}")
+    assert refusal(SMALL + "policies:\n  a:\n  " + text).startswith(f"mine.yaml, {message}")
 
 
 @pytest.mark.parametrize(("section", "key"), [("model", "nam"), ("data", "formt")])
@@ -75,8 +75,8 @@ def test_unknown_keys_of_lora() -> None:
 
 @pytest.mark.parametrize("name", ["seeds=1", "ppo.betta=1", "model.lora.rr=1", "policies.a.pppo=1"])
 def test_unknown_keys_of_the_command_line(name: str) -> None:
-    told = refusal(SMALL + "policies: {a: {}}\n", name)
-    assert told.startswith(f"command line ({name}): unknown setting {name.partition('=')[0]}; did you mean ")
+    message = refusal(SMALL + "policies: {a: {}}\n", name)
+    assert message.startswith(f"command line ({name}): unknown setting {name.partition('=')[0]}; did you mean ")
 
 
 @pytest.mark.parametrize("text", ["seed", "=1", "--policy"])
@@ -91,7 +91,7 @@ def test_what_every_recipe_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("seed: one\n", "line 5: seed='one' must be a whole number"),
         ("seed: 1.5\n", "line 5: seed=1.5 must be a whole number"),
@@ -131,15 +131,15 @@ def test_what_every_recipe_needs(name: str) -> None:
         ("sft: {batch_size: 8, gradient_accumulation_steps: 2}\n", "line 5: sft sets batch_size and gradient_acc"),
     ],
 )
-def test_values_that_make_no_sense(text: str, told: str) -> None:
-    assert refusal(SMALL + text).startswith(f"mine.yaml, {told}")
+def test_values_that_make_no_sense(text: str, message: str) -> None:
+    assert refusal(SMALL + text).startswith(f"mine.yaml, {message}")
 
 
 @pytest.mark.parametrize("name", OWNED)
 def test_what_the_pipeline_sets_itself(name: str) -> None:
     for section in ("sft", "ppo"):
-        told = refusal(SMALL + f"{section}:\n  {name}: 1\n")
-        assert told == f"mine.yaml, line 6: {section}.{name} cannot be set: {OWNED[name]}"
+        message = refusal(SMALL + f"{section}:\n  {name}: 1\n")
+        assert message == f"mine.yaml, line 6: {section}.{name} cannot be set: {OWNED[name]}"
 
 
 def test_the_largest_seed() -> None:

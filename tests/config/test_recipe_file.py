@@ -138,7 +138,7 @@ def test_shipped_recipes_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("tinny", "there is no such file: unknown recipe tinny; did you mean tiny?"),
         ("gone.yaml", "there is no recipe file gone.yaml; `wpr recipes` lists the shipped ones"),
@@ -146,8 +146,8 @@ def test_shipped_recipes_are_found_by_name() -> None:
         ("folder.yaml", "folder.yaml is a folder; name a recipe file"),
     ],
 )
-def test_recipes_that_are_not_there(name: str, told: str) -> None:
+def test_recipes_that_are_not_there(name: str, message: str) -> None:
     Path("folder.yaml").mkdir()
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
-    assert str(caught.value) == told
+    assert str(caught.value) == message

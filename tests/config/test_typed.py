@@ -105,7 +105,7 @@ def test_a_tree_of_settings_is_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"name": "x", "iner": {}}, "file (iner): unknown setting iner; did you mean inner?"),
         (
@@ -123,10 +123,10 @@ def test_a_tree_of_settings_is_built() -> None:
         ({"name": "x", "inner": None}, "file (inner): inner=None must be settings (`name: value`)"),
     ],
 )
-def test_faults_at_every_level(values: dict[str, Any], told: str) -> None:
+def test_faults_at_every_level(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         build(Outer, values, "", where)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 def test_a_missing_setting_is_named() -> None:

@@ -24,9 +24,9 @@ def write(folder: Path, text: str) -> Path:
 def refusal(folder: Path, text: str) -> str:
     with pytest.raises(RecipeError) as caught:
         read_yaml(write(folder, text), "mine")
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_an_unknown_key_is_where_its_section_is() -> None:
 
 
 def test_a_key_twice_names_both_lines(tmp_path: Path) -> None:
-    told = refusal(tmp_path, "a: 1\nb:\n  c: 2\n  d: 3\n  c: 4\n")
-    assert told == "mine, line 5: b.c stands here for the second time (first in line 3); remove one of them"
+    message = refusal(tmp_path, "a: 1\nb:\n  c: 2\n  d: 3\n  c: 4\n")
+    assert message == "mine, line 5: b.c stands here for the second time (first in line 3); remove one of them"
     assert "line 2" in refusal(tmp_path, "a: 1\na: 1\n")
 
 
@@ -109,14 +109,14 @@ def test_a_key_twice_within_a_list(tmp_path: Path) -> None:
     ],
 )
 def test_broken_yaml_is_told_with_its_line(text: str, line: int, tmp_path: Path) -> None:
-    told = refusal(tmp_path, text)
-    assert told.startswith(f"mine, line {line}, column ")
-    assert "fix the line" in told
+    message = refusal(tmp_path, text)
+    assert message.startswith(f"mine, line {line}, column ")
+    assert "fix the line" in message
 
 
 def test_control_characters_are_told_in_one_paragraph(tmp_path: Path) -> None:
-    told = refusal(tmp_path, "a: 1\nb: \x01\n")
-    assert told == "mine, line 2 has a character that YAML does not allow (number 1); remove it"
+    message = refusal(tmp_path, "a: 1\nb: \x01\n")
+    assert message == "mine, line 2 has a character that YAML does not allow (number 1); remove it"
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -160,8 +160,10 @@ def unfolding(times: int, levels: int, form: str = "[{}]") -> str:
 )
 def test_aliases_that_unfold_without_measure_are_refused(text: str, line: int, limit: str, tmp_path: Path) -> None:
     """A few hundred bytes that would fill the memory."""
-    told = refusal(tmp_path, text)
-    assert re.fullmatch(rf"mine, line {line}: a\d+ has more than {limit} once its aliases .*; write out what.*", told)
+    message = refusal(tmp_path, text)
+    assert re.fullmatch(
+        rf"mine, line {line}: a\d+ has more than {limit} once its aliases .*; write out what.*", message
+    )
     with pytest.raises(RecipeError, match=f"command line, line .* more than {limit}"):
         parse_value(text)
 
@@ -174,14 +176,14 @@ def test_aliases_within_measure_are_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ("{k: ", "}")])
 def test_deep_nesting_is_told_with_its_line(opened: str, closed: str, tmp_path: Path) -> None:
     for depth in (60, 5000):
-        told = refusal(tmp_path, f"a: 1\nb: {opened * depth}1{closed * depth}\n")
-        assert told.startswith("mine, line 2, column ")
-        assert "is not valid YAML: it is nested deeper than 50 levels" in told
+        message = refusal(tmp_path, f"a: 1\nb: {opened * depth}1{closed * depth}\n")
+        assert message.startswith("mine, line 2, column ")
+        assert "is not valid YAML: it is nested deeper than 50 levels" in message
     assert parse_value(opened * 5000 + closed * 5000) == opened * 5000 + closed * 5000
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("9" * 5000, "cannot be read as int"),
         ("!!int abc", "'abc' cannot be read as int"),
@@ -191,10 +193,10 @@ def test_deep_nesting_is_told_with_its_line(opened: str, closed: str, tmp_path: 
         ("!!timestamp soon", "'soon' cannot be read as timestamp"),
     ],
 )
-def test_text_that_does_not_fit_its_tag(text: str, told: str, tmp_path: Path) -> None:
+def test_text_that_does_not_fit_its_tag(text: str, message: str, tmp_path: Path) -> None:
     found = refusal(tmp_path, f"a: 1\nb: {text}\n")
     assert found.startswith("mine, line 2, column 4 is not valid YAML")
-    assert told in found
+    assert message in found
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:

@@ -157,13 +157,13 @@ def test_limits_and_faults(tmp_path: Path) -> None:
     path = write(tmp_path)
     assert len(read_tasks(path, "chat", limit=1)[1]) == 1
     bad = tmp_path / "bad.jsonl"
-    for row, told in (
+    for row, message in (
         (PROBLEMS[0] | {"entry_point": "a b"}, "no name of a function"),
         (PROBLEMS[0] | {"prompt": ""}, "'prompt' is ''"),
         ({"question": "x"}, "input_output"),
     ):
         bad.write_text(json.dumps(row) + "\n")
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             read_tasks(bad, "chat")
     bad.write_text(json.dumps(PROBLEMS[0]) + "\n" + json.dumps(PROBLEMS[0]) + "\n")
     with pytest.raises(DataError, match="task 'Made/0' again"):

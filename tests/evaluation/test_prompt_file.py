@@ -61,7 +61,7 @@ def test_other_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"question": "x"}], ":1: no column 'prompt'"),
         ([{"prompt": "w3"}, {"prompt": ""}], ":2: 'prompt' is empty"),
@@ -70,8 +70,8 @@ def test_other_formats(tmp_path: Path) -> None:
         ([{"header": {}}], "has no prompts"),
     ],
 )
-def test_faults(tmp_path: Path, rows: list[Any], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_faults(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         read_prompts(write(tmp_path, rows), PROMPTS)
 
 

@@ -23,6 +23,6 @@ def write(text: str, name: str = "mine.yaml") -> str:
 def refusal(text: str, *overrides: str) -> str:
     with pytest.raises(RecipeError) as caught:
         load_recipe(write(text), list(overrides))
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    return message

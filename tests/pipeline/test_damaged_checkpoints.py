@@ -94,9 +94,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     before = content(newer)
     finished = here.succeeds(STAGES[stage], "tiny", *SMALL, f"output={output}")
     kept = checkpoints / f"damaged-{newer.name}"
-    told = f"Note: {newer / file} is damaged ("
+    message = f"Note: {newer / file} is damaged ("
     (note,) = [line for line in finished.stderr.splitlines() if "damaged" in line]
-    assert note.startswith(told)
+    assert note.startswith(message)
     assert note.endswith(f"; it is kept in {kept}, and the stage goes on from before it")
     assert f"going on from {older}" in (output / "run.log").read_text() or stage.startswith("ppo")
     assert content(kept) == before

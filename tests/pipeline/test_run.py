@@ -234,11 +234,11 @@ def test_other_settings_are_refused(run: Path) -> None:
     before = records(run)
     with pytest.raises(RunFolderError) as caught:
         execute(tiny(run, "sft.learning_rate=1e-3", "sft.max_steps=2"), {"sft", "reward"})
-    told = str(caught.value)
-    assert f"sft in {run} was made by other settings" in told
-    assert "sft.learning_rate: 0.005 -> 0.001; sft.max_steps: 1 -> 2" in told
+    message = str(caught.value)
+    assert f"sft in {run} was made by other settings" in message
+    assert "sft.learning_rate: 0.005 -> 0.001; sft.max_steps: 1 -> 2" in message
     for remedy in ("output=...", "--on-change restart", "--on-change keep"):
-        assert remedy in told
+        assert remedy in message
     assert records(run) == before
 
 
@@ -362,7 +362,7 @@ def test_a_stage_that_breaks_off(kind: str, error: type[BaseException], status: 
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("no_such_module:make", "cannot be imported"),
         ("made_by_a_test:gone", "cannot be imported"),
@@ -370,6 +370,6 @@ def test_a_stage_that_breaks_off(kind: str, error: type[BaseException], status: 
         ("made_by_a_test:__name__", "is no function"),
     ],
 )
-def test_a_prepare_function_that_is_not_there(name: str, told: str, own: Path) -> None:
-    with pytest.raises(RecipeError, match=told):
+def test_a_prepare_function_that_is_not_there(name: str, message: str, own: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
         prepared(own, f"prepare.function={name}")

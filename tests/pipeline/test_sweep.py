@@ -72,7 +72,7 @@ def test_members_share_what_comes_before_ppo(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "policies", "grid", "told"),
+    ("sweep", "policies", "grid", "message"),
     [
         ("valuse", [], [], "recipe mine: unknown sweep valuse; did you mean values?"),
         (None, ["rlk"], [], "recipe mine: unknown policy rlk; did you mean rkl?"),
@@ -83,11 +83,11 @@ def test_members_share_what_comes_before_ppo(recipe: Recipe) -> None:
     ],
 )
 def test_sweeps_that_are_refused(
-    sweep: str | None, policies: list[str], grid: list[str], told: str, recipe: Recipe
+    sweep: str | None, policies: list[str], grid: list[str], message: str, recipe: Recipe
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         members(recipe, sweep, policies, grid)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_grid_over_a_setting_that_is_not_there_names_the_grid(recipe: Recipe) -> None:

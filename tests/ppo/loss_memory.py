@@ -25,7 +25,7 @@ def peak(work: Callable[[], Any]) -> tuple[int, Any]:
     """How much the process grew at the most while it worked, in bytes, and what came of it."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
     before = _status("VmRSS")
     result = work()
     return _status("VmHWM") - before, result

@@ -97,7 +97,7 @@ def test_parts_of_others(name: str, part: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"name": "wassersten"}, "did you mean 'wasserstein'"),
         ({"scale": "median"}, "scale='median' must be median-nn, none or a number"),
@@ -106,8 +106,8 @@ def test_parts_of_others(name: str, part: str, value: Any) -> None:
         ({"name": "alpha", "alpha": 0.0}, "alpha"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         from_settings(**settings)
 
 
@@ -194,8 +194,8 @@ def test_costs_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     settings = from_settings(neighbours=8, k2=4, embeddings=other)
     ids = tiny.tokenizer().get_vocab()
     first, second = sorted([ids["w3"], ids["w7"]])
-    told = f"2 ids differ, the first are {first} is 'w7' and not 'w3', {second} is 'w3' and not 'w7'"
-    with pytest.raises(ValueError, match=f"has another tokenizer than .*own: {told}.*; only a model of the same"):
+    message = f"2 ids differ, the first are {first} is 'w7' and not 'w3', {second} is 'w3' and not 'w7'"
+    with pytest.raises(ValueError, match=f"has another tokenizer than .*own: {message}.*; only a model of the same"):
         regularizer_on(reference, settings)
 
 
@@ -230,17 +230,17 @@ def test_a_model_without_a_tokenizer_gives_no_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens", "setting", "told"),
+    ("settings", "tokens", "setting", "message"),
     [
         ({"k2": 128}, 96, "k2", "k2=128 exceeds the vocabulary (96 tokens); set k2 to 96 or less"),
         ({"k2": 8, "neighbours": 96}, 96, "neighbours", "set neighbours to 95 or less, or to all"),
     ],
 )
-def test_a_vocabulary_that_is_too_small(settings: dict[str, Any], tokens: int, setting: str, told: str) -> None:
+def test_a_vocabulary_that_is_too_small(settings: dict[str, Any], tokens: int, setting: str, message: str) -> None:
     found = from_settings(**settings).check_vocabulary(tokens)
     assert found is not None
     assert found[0] == setting
-    assert told in found[1]
+    assert message in found[1]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_texts_are_settings(text: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("semanti", "there is no regularizer 'semanti'; did you mean 'semantic'\\? use one of paper, semantic, "),
         (
@@ -298,8 +298,8 @@ def test_texts_are_settings(text: str, settings: dict[str, Any]) -> None:
         ("rkl:lam=3", "lam=3.0 has no meaning for rkl"),
     ],
 )
-def test_texts_that_say_nothing(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_texts_that_say_nothing(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RegularizerSpec.parse(text)
 
 

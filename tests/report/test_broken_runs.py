@@ -23,8 +23,8 @@ def test_nothing_to_show_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ReportError) as raised:
         write_report([tmp_path / "no", tmp_path / "empty", tmp_path / "file"], tmp_path / "report.html")
-    for told in ("no: does not exist", "holds neither manifest.json nor ppo/", "is a file, not a run folder"):
-        assert told in str(raised.value)
+    for message in ("no: does not exist", "holds neither manifest.json nor ppo/", "is a file, not a run folder"):
+        assert message in str(raised.value)
     assert not (tmp_path / "report.html").exists()
 
 
@@ -77,7 +77,7 @@ def test_another_format_is_said(owned: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "message"),
     [
         ("running", None, "stage ppo/semantic is not finished, or was killed"),
         ("failed", "ValueError: the\nloss is nan.", "stage ppo/semantic failed (ValueError: the loss is nan.)"),
@@ -85,7 +85,7 @@ def test_another_format_is_said(owned: Path) -> None:
         ("odd", None, "stage ppo/semantic has status 'odd'"),
     ],
 )
-def test_an_unfinished_run(owned: Path, status: str, error: str | None, told: str) -> None:
+def test_an_unfinished_run(owned: Path, status: str, error: str | None, message: str) -> None:
     manifest = json.loads((owned / "manifest.json").read_text())
     manifest["stages"]["ppo/semantic"] |= {"status": status, "error": error, "results": {}, "finished": None}
     del manifest["stages"]["ppo/hellinger"]
@@ -96,10 +96,10 @@ def test_an_unfinished_run(owned: Path, status: str, error: str | None, told: st
     (owned / "ppo/semantic/metrics.jsonl").write_text("\n".join([*lines[:20], lines[20][:40]]))
     page, problems = report(owned, csv=owned / "csv")
     assert len(problems) == 2, "the files that it has not written yet need no word of their own"
-    assert told in problems[0]
+    assert message in problems[0]
     assert "`wpr run stories output=stories` goes on from the last checkpoint" in problems[0]
     assert "no stage yet for hellinger; `wpr run RECIPE --policy hellinger` trains them" in problems[1]
-    assert told.split(" (")[0] in page.text
+    assert message.split(" (")[0] in page.text
     assert len([row for row in table(owned / "csv/training.csv") if row["policy"] == "semantic"]) == 20
     assert "rkl seems to lose to the SFT model" in page.text
 
@@ -142,7 +142,7 @@ def test_a_missing_or_empty_file(owned: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         ("[", "is not valid JSON"),
         ("[]", "holds a list, not an object"),
@@ -152,11 +152,11 @@ def test_a_missing_or_empty_file(owned: Path, name: str) -> None:
         ('{"studies": [{"tokens": [{"text": "a", "kl": NaN}]}]}', "token 1 has no penalty (kl, wpr)"),
     ],
 )
-def test_a_token_file_of_another_shape(owned: Path, tokens: str, told: str) -> None:
+def test_a_token_file_of_another_shape(owned: Path, tokens: str, message: str) -> None:
     (owned / "ppo/semantic/tokens.json").write_text(tokens)
     page, problems = report(owned)
     assert len(problems) == 1
-    assert told in problems[0]
+    assert message in problems[0]
     assert {study["policy"] for study in page.data["studies"]} == {"rkl", "hellinger"}
 
 
@@ -278,9 +278,9 @@ def test_a_large_run_is_cut_down_and_says_so(tmp_path: Path) -> None:
     page, problems = report(run, csv=tmp_path / "csv")
     assert problems == []
     assert len(page.source.encode()) < 5_000_000
-    for told in ("The first [0-9]+ of 80 are shown", "[0-9]+ more responses were left out",
+    for message in ("The first [0-9]+ of 80 are shown", "[0-9]+ more responses were left out",
                  "60 of 1600 rows, evenly spaced", r"more characters\)"):  # fmt: skip
-        assert re.search(told, page.text), told
+        assert re.search(message, page.text), message
     assert {study["policy"] for study in page.data["studies"]} == {f"p{index}" for index in range(4)}
     assert all(study["cut"] > 0 for study in page.data["studies"])
     assert len(table(tmp_path / "csv/training.csv")) == 1600

@@ -246,9 +246,9 @@ def test_a_chart_tells_its_values(visit: Any, page_file: Path) -> None:
     page.keyboard.press("ArrowRight")
     words = tip.inner_text().replace("\N{MINUS SIGN}", "-").split()
     assert words[:2] == ["step", "2"]
-    told = dict(zip(words[2::2], words[3::2], strict=True))
+    message = dict(zip(words[2::2], words[3::2], strict=True))
     for line in lines:
-        assert float(told[line["name"]]) == pytest.approx(line["points"][1][1], rel=0.01)
+        assert float(message[line["name"]]) == pytest.approx(line["points"][1][1], rel=0.01)
     page.keyboard.press("Escape")
     assert tip.count() == 0
 
@@ -288,8 +288,8 @@ def test_broken_runs_have_their_box(visit: Any, tmp_path: Path) -> None:
     page = visit(tmp_path / "report.html", 390)
     box = page.locator("aside.box")
     assert box.locator("li").count() == 3
-    for told in ("manifest.json is not valid JSON", "gone does not exist", "tokens.json holds a list"):
-        assert told in box.inner_text()
+    for message in ("manifest.json is not valid JSON", "gone does not exist", "tokens.json holds a list"):
+        assert message in box.inner_text()
     assert page.locator("#training svg.chart").count() > 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

@@ -27,9 +27,9 @@ def test_every_finding_is_shown(owned: Path, tmp_path: Path) -> None:
 
 
 def test_numbers_have_the_digits_of_the_terminal_and_commands_are_code(owned: Path) -> None:
-    told = ["Run `wpr generate` first.", "A model wrote ` by itself, and `a` too."]
+    message = ["Run `wpr generate` first.", "A model wrote ` by itself, and `a` too."]
     save(
-        Finding("close", "Close", told, ["model", "distance"], [["a", 3.30512], ["b", 3.31444]]),
+        Finding("close", "Close", message, ["model", "distance"], [["a", 3.30512], ["b", 3.31444]]),
         owned / "analyses" / "c",
     )
     page, _ = report(owned)

@@ -164,7 +164,7 @@ def test_reading_needs_no_transformers() -> None:
 
 
 def test_policies_of_different_sft_models_are_not_compared(owned: Path, tmp_path: Path) -> None:
-    """A stage that was started anew leaves policies behind that were made from the old one."""
+    """A stage that was started again leaves policies behind that were made from the old one."""
     manifest = json.loads((owned / "manifest.json").read_text())
     for name, digest in (("rkl", "old"), ("semantic", "new"), ("hellinger", "new")):
         manifest["stages"][f"ppo/{name}"]["inputs"] = {"needs": {"sft": digest}}

@@ -58,7 +58,7 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "is damaged"),
         ('{"format": 1', "is damaged"),
@@ -77,9 +77,9 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
         ('{"format": 2, "stages": {}}', "has format 2, this release writes format 1; use another folder"),
     ],
 )
-def test_a_damaged_manifest(text: str, told: str, tmp_path: Path) -> None:
+def test_a_damaged_manifest(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(RunFolderError, match=told) as caught:
+    with pytest.raises(RunFolderError, match=message) as caught:
         RunFolder(tmp_path)
     assert str(tmp_path / "manifest.json") in str(caught.value)
 

@@ -93,8 +93,8 @@ def test_a_line_that_cannot_be_gone_on_with_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.partial"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n", 1))  # blank lines are counted
     before = path.read_bytes()
-    told = r"partial:4 has no id; delete the line, which is then made again, or the file to start anew$"
-    with pytest.raises(DataError, match=told), Journal(tmp_path / "x.jsonl", HEADER, "remove it", check):
+    message = r"partial:4 has no id; delete the line, which is then made again, or the file to start again$"
+    with pytest.raises(DataError, match=message), Journal(tmp_path / "x.jsonl", HEADER, "remove it", check):
         pass
     assert path.read_bytes() == before
 

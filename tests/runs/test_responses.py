@@ -99,7 +99,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
 
 def test_an_empty_file(tmp_path: Path) -> None:
     for content in ("", "\n \n", "\ufeff"):
-        with pytest.raises(DataError, match="has no responses; make it anew with `wpr generate`"):
+        with pytest.raises(DataError, match="has no responses; make it again with `wpr generate`"):
             read_responses(write(tmp_path, [content], end=""))
 
 
@@ -110,7 +110,7 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ([{"header": HEADER}], "no responses"),
         ([{"header": HEADER}, ROWS[0]], "1 responses where its header says 2"),
@@ -133,8 +133,8 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
         (['{"prompt_id": "a", "prompt": "\\ud800", "response": ""}'], "surrogate"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, lines: list[Any], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_damage_is_named(tmp_path: Path, lines: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         read_responses(write(tmp_path, lines, end=""))
 
 

@@ -6,7 +6,7 @@ For each held-out prompt i, with the reference's response r_i and the policy's r
     figure = correlation over prompts of  -d_i  with  s_i
 
 A penalty that is lenient to changes of wording should score higher than one that is not. Intervals and differences
-come from drawing prompts anew, the same ones for every regularizer and policy, so that what all of them share (long
+come from drawing prompts again, the same ones for every regularizer and policy, so that what all of them share (long
 responses, odd prompts) is not counted as noise between them.
 """
 

@@ -7,7 +7,7 @@ Notation for shapes: ``n`` observations, ``R`` resamples, ``G`` groups (response
     slope(x, y)    = cov(x, y) / var(x)                       of the least-squares line through y over x
 
 Intervals are percentile bootstraps: observations (or whole groups of them, where they are not independent) are drawn
-anew with replacement, and the interval holds the middle 95% of what comes out.
+again with replacement, and the interval holds the middle 95% of what comes out.
 """
 
 from __future__ import annotations

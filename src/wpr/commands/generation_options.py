@@ -43,7 +43,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, computing_option(help="Device, as cpu or cuda:1.", show_default="the accelerator")]
 
-RESTART = "make it anew with --restart (the old file is kept as .old), or write elsewhere with -o FOLDER"
+RESTART = "make it again with --restart (the old file is kept as .old), or write elsewhere with -o FOLDER"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ChosenModels:
         header = header_of(model, prompts, sampling, name=name, **facts, versions=versions())
         if self.restart and settings_differ(path, header):
             moved = set_aside(path)
-            say(f"{path.name}: made anew" + (f"; the old one is {moved}" if moved else ""))
+            say(f"{path.name}: made again" + (f"; the old one is {moved}" if moved else ""))
         with show_progress(path.name, len(prompts)) as advance:
             return generate_file(path, model, prompts, sampling, header, self.batch_size, RESTART, advance)
 

@@ -25,7 +25,7 @@ from wpr.runs.folder import RunFolder, StageRecord, now, with_prepared
 logger = logging.getLogger(__name__)
 
 OnChange = Literal["refuse", "restart", "keep"]
-"""What to do with a stage that was made by other settings: stop; set it aside and start anew; take it as it is."""
+"""What to do with a stage that was made by other settings: stop; set it aside and start again; take it as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +130,10 @@ class Run:
         try:
             yield
         except Exception as error:
-            told = explain(error, self.folder.path)
-            if told is None or isinstance(error, UserError):
+            message = explain(error, self.folder.path)
+            if message is None or isinstance(error, UserError):
                 raise
-            raise UserError(told) from error
+            raise UserError(message) from error
 
     def _made(self, stage: PlannedStage) -> PlannedStage:
         return dataclasses.replace(stage, recipe=self._real(stage.recipe))
@@ -251,12 +251,14 @@ class Run:
             return record
         if self.on_change == "restart":
             moved = self.folder.set_aside(stage.name)
-            self.say(f"{stage.name}: its settings have changed, it starts anew" + (f" (old: {moved})" if moved else ""))
+            self.say(
+                f"{stage.name}: its settings have changed, it starts again" + (f" (old: {moved})" if moved else "")
+            )
             return None
         raise RunFolderError(
             f"{stage.name} in {self.folder.path} was made by other settings: {'; '.join(found[:5])}"
             f"{f' and {len(found) - 5} more' if len(found) > 5 else ''}. Use another folder (output=...), start the "
-            "changed stages anew (--on-change restart; the old ones are moved to old/), or go on with what is there "
+            "changed stages again (--on-change restart; the old ones are moved to old/), or go on with what is there "
             "(--on-change keep)"
         )
 
@@ -275,9 +277,9 @@ class Run:
             results = trainer_of(run.kind)(run)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-            told = None if interrupted else explain(error, self.folder.path)
+            message = None if interrupted else explain(error, self.folder.path)
             record.status = "interrupted" if interrupted else "failed"
-            record.error = None if interrupted else told or f"{type(error).__name__}: {first_line(error)}"
+            record.error = None if interrupted else message or f"{type(error).__name__}: {first_line(error)}"
             record.seconds = before + time.monotonic() - begun
             if interrupted:
                 logger.info("%s was interrupted", stage.name)

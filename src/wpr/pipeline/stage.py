@@ -123,7 +123,7 @@ def has_bf16() -> bool:
 
 
 def reset_peak_memory() -> None:
-    """Start counting the GPU's peak anew."""
+    """Start counting the GPU's peak again."""
     import torch
 
     if torch.cuda.is_available():

@@ -317,6 +317,6 @@ class PPOTrainer(RolloutTrainer):
             self.beta.load_state_dict(state["beta"])
         else:
             logger.warning(
-                "beta was set by %s, now by %s: it starts anew", state["beta_kind"], type(self.beta).__name__
+                "beta was set by %s, now by %s: it starts again", state["beta_kind"], type(self.beta).__name__
             )
         self.moments.load_state_dict(state["moments"])

@@ -20,7 +20,7 @@ class WassersteinSettings:
     """Every knob of the Wasserstein penalty.
 
     lam: inverse entropy, in units of one over cost. Larger is closer to exact transport and slower to converge.
-    k2: how many of each distribution's likeliest tokens are told apart.
+    k2: how many of each distribution's most likely tokens are told apart.
     iterations: of the solver, at most. With balanced marginals their number is part of the definition.
     tolerance: a position stops once its potentials change (unbalanced) or its marginals are off (balanced) by no more
     than this; 0 runs all iterations.

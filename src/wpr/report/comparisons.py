@@ -63,7 +63,7 @@ def against_each_other(policies: Sequence[Policy], measure: str) -> list[PolicyC
 
 def _same_start(one: Policy, other: Policy) -> bool:
     """Whether two policies of a run were made from the same SFT and reward models, as far as the run recorded it: a
-    stage that was started anew leaves policies of the old one behind.
+    stage that was started again leaves policies of the old one behind.
     """
     if one.run is not other.run:
         return True

@@ -30,7 +30,7 @@ LONGEST_PROMPT = 2000
 """Characters of a prompt; its end is what a response follows."""
 
 CANDIDATES, MOVES, NEAREST = 12, 16, 6
-SHOW = "run the policy's stage again to write it anew; the rest of the page is not touched by it"
+SHOW = "run the policy's stage again to write it again; the rest of the page is not touched by it"
 
 
 def token_section(findings: ReportData) -> Section:

@@ -77,15 +77,15 @@ class DrawnResponses:
         return self._files[name]
 
     def _check(self, file: ResponseFile, name: str) -> None:
-        anew = f"draw anew with {self._remedy()} -p {name} --restart`"
+        again = f"draw again with {self._remedy()} -p {name} --restart`"
         said = drawn_at(file.header)
         for heat in [row.temperature for row in file.rows] if said is None else [said]:
             if heat is not None and heat != self.temperature:
-                raise RunFolderError(f"{file.path} was drawn at temperature {heat}, not {self.temperature}; {anew}")
+                raise RunFolderError(f"{file.path} was drawn at temperature {heat}, not {self.temperature}; {again}")
         prints = file.header.get("fingerprint")
         weights, model = prints.get("weights") if isinstance(prints, dict) else None, self.run.model(name)
         if weights is not None and weights != weights_fingerprint(model):
-            raise RunFolderError(f"{file.path} was drawn from other weights than are in {model} now; {anew}")
+            raise RunFolderError(f"{file.path} was drawn from other weights than are in {model} now; {again}")
 
     def _others(self, name: str) -> str:
         stems = [path.name.removesuffix(".jsonl") for path in self._path(name).parent.glob("*.jsonl")]

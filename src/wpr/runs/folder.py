@@ -11,7 +11,7 @@
             checkpoints/        to go on from after an interruption
             metrics.jsonl       one line per log
             tensorboard/
-        old/                    stages that were started anew, as they were
+        old/                    stages that were started again, as they were
 
 A stage is done when the manifest says so; the model is moved to its place before that, in one rename.
 """
@@ -99,7 +99,7 @@ class RunFolder:
                     )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunFolderError(
-                f"{self.manifest_path} is damaged ({error}); restore it, or move the folder away and start anew"
+                f"{self.manifest_path} is damaged ({error}); restore it, or move the folder away and start again"
             ) from None
         return manifest
 

@@ -30,7 +30,7 @@ PARTIAL = ".partial"
 IGNORED_KEYS = ("model", "versions", "device", "made")
 """Parts of a header that may change between two processes: weights go by their fingerprint, not by their place."""
 
-REMEDY = "delete the line, or the file to start anew"
+REMEDY = "delete the line, or the file to start again"
 
 
 class LogFile:
@@ -156,7 +156,7 @@ class Journal(LogFile):
                 self.check(row, f"{self.path}:{number}")
             except DataError as error:
                 raise DataError(
-                    f"{error}; delete the line, which is then made again, or the file to start anew"
+                    f"{error}; delete the line, which is then made again, or the file to start again"
                 ) from None
         self.rows = [row for _, row in rows]
 

@@ -159,12 +159,12 @@ def _tokenized(row: Response, encoder: Encoder) -> list[int]:
 
 def whose_tokens(rows: Sequence[Response]) -> str:
     """Whose tokens are measured: those drawn, or what a tokenizer makes of the texts."""
-    anew = [row for row in rows if not row.drawn]
-    if not anew:
+    again = [row for row in rows if not row.drawn]
+    if not again:
         return "The responses' tokens are those that were drawn."
-    same = sum(row.length is None or len(row.response_ids) == row.length for row in anew)
+    same = sum(row.length is None or len(row.response_ids) == row.length for row in again)
     return (
-        f"Responses are tokenized anew from their texts: {same} of {len(anew)} have as many tokens as when they "
+        f"Responses are tokenized again from their texts: {same} of {len(again)} have as many tokens as when they "
         "were drawn."
     )
 
@@ -204,12 +204,12 @@ def read_responses(path: Path | str) -> ResponseFile:
         seen[row.prompt_id] = number
         rows.append(row)
     if not rows:
-        raise DataError(f"{path} has no responses; make it anew with `wpr generate`")
+        raise DataError(f"{path} has no responses; make it again with `wpr generate`")
     wanted = header.get("prompts")
     if isinstance(wanted, int) and wanted != len(rows):
         raise DataError(
             f"{path} has {len(rows)} responses where its header says {wanted}; lines are missing: copy it again, or "
-            "make it anew with `wpr generate`"
+            "make it again with `wpr generate`"
         )
     return ResponseFile(path, header, tuple(rows))
 

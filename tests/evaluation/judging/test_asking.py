@@ -167,10 +167,10 @@ def test_what_was_answered_before_a_stop_is_kept(cache: Path) -> None:
 
 
 def test_reasons_of_failure_are_told_once_while_it_goes_on(cache: Path) -> None:
-    told: list[str] = []
+    message: list[str] = []
     with ChatServer(lambda request: error(500, "busy") if request.times < 3 else reply("A")) as server:
-        ask_all(ServerJudge("test", server.address), questions(20), cache, QUICK, say=told.append)
-    assert told == ["a request to test failed (HTTP 500: busy); it is tried 6 times in all"]
+        ask_all(ServerJudge("test", server.address), questions(20), cache, QUICK, say=message.append)
+    assert message == ["a request to test failed (HTTP 500: busy); it is tried 6 times in all"]
 
 
 def test_one_question_that_is_too_long_fails_alone_and_at_once(cache: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_server_that_is_not_there(cache: Path) -> None:
 
 def test_a_wait_that_is_too_long_stops(cache: Path) -> None:
     tomorrow = error(429, "tomorrow", headers={"retry-after": "86400"})
-    told = "asks to wait 86400 seconds .*tomorrow.*longer than the 300"
-    with ChatServer(lambda request: tomorrow) as server, pytest.raises(JudgingError, match=told):
+    message = "asks to wait 86400 seconds .*tomorrow.*longer than the 300"
+    with ChatServer(lambda request: tomorrow) as server, pytest.raises(JudgingError, match=message):
         ask(server, 3, cache)
 
 

@@ -21,7 +21,9 @@ def test_an_estimate() -> None:
     found = estimate(questions(10), answer_tokens=100, price_in=2.0, price_out=8.0)
     assert (found.requests, found.prompt_tokens, found.answer_tokens) == (10, 10 * one, 1000)
     assert found.price == pytest.approx((10 * one * 2 + 1000 * 8) / 1e6)
-    told = f"10 requests, about {10 * one} tokens in and at most 1,000 out, at most 0.01 in the currency of the prices"
-    assert str(found) == f"{told} given"
+    message = (
+        f"10 requests, about {10 * one} tokens in and at most 1,000 out, at most 0.01 in the currency of the prices"
+    )
+    assert str(found) == f"{message} given"
     assert estimate(questions(10), 100).price is None
     assert estimate([], 100, 1, 1).price == 0

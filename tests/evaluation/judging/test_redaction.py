@@ -116,7 +116,7 @@ def test_addresses_have_one_form(address: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("https://me:secretpw@example.com/v1", "user name or password"),
         ("https://secretpw@example.com/v1", "user name or password"),
@@ -128,8 +128,8 @@ def test_addresses_have_one_form(address: str, form: str) -> None:
         ("http://x:99999999/secretpw", "cannot be read"),
     ],
 )
-def test_addresses_that_are_refused_do_not_show_their_secrets(address: str, told: str) -> None:
-    with pytest.raises(JudgingSettingsError, match=told) as caught:
+def test_addresses_that_are_refused_do_not_show_their_secrets(address: str, message: str) -> None:
+    with pytest.raises(JudgingSettingsError, match=message) as caught:
         checked_address(address)
     assert "secretpw" not in str(caught.value)
 

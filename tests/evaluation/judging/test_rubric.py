@@ -47,7 +47,7 @@ def test_a_file_of_ones_own_with_a_system_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a: [", "is not YAML"),
         ("just words", "has no keys"),
@@ -59,10 +59,10 @@ def test_a_file_of_ones_own_with_a_system_message(tmp_path: Path) -> None:
         ("answer: letter\nuser: '{prompt} {response_a} {{response_b}}'", "does not show the judge {response_b}"),
     ],
 )
-def test_what_is_refused(text: str, told: str) -> None:
+def test_what_is_refused(text: str, message: str) -> None:
     with pytest.raises(JudgingSettingsError) as caught:
         read_rubric(text, "mine", "mine.yaml")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "mine.yaml" in str(caught.value)
 
 

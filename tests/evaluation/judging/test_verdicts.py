@@ -47,7 +47,7 @@ def test_objects(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "not JSON"),
         ("B", "not JSON"),
@@ -71,21 +71,21 @@ def test_objects(text: str) -> None:
         ('{"a": 1, "b": 1, "b": 1, "a": 1}', "the key 'a' stands in it more than once"),
     ],
 )
-def test_what_is_no_such_object(text: str, told: str) -> None:
+def test_what_is_no_such_object(text: str, message: str) -> None:
     with pytest.raises(UnreadableError) as caught:
         read_object(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (read_letter, read_object):
-        told = ""
+        message = ""
         try:
             assert read(text) in CHOICES
         except UnreadableError as error:
-            told = str(error)
-        assert len(told) < 300
+            message = str(error)
+        assert len(message) < 300
 
 
 @given(st.sampled_from(CHOICES), st.text())

@@ -67,7 +67,7 @@ def test_references_of_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (ROW | {"turns": ["one"]}, "two texts"),
         (ROW | {"turns": ["one", " "]}, "turn 2 of 'turns' is empty"),
@@ -79,8 +79,8 @@ def test_references_of_a_file_of_their_own(tmp_path: Path) -> None:
         ({"question_id": 1, "turns": ["a", "b"]}, "'category' is None"),
     ],
 )
-def test_faults_are_named(tmp_path: Path, row: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_faults_are_named(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         read_questions(file(tmp_path, [row]))
 
 
@@ -128,7 +128,7 @@ def test_ratings(text: str, rating: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("Rating: 7", "no rating in the form"),
         ("Rating: [7]", "no rating in the form"),
@@ -142,8 +142,8 @@ def test_ratings(text: str, rating: float) -> None:
         ("first [[3]], second [[8]]", "2 different ratings"),
     ],
 )
-def test_ratings_that_are_none(text: str, told: str) -> None:
-    with pytest.raises(UnreadableError, match=told):
+def test_ratings_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(UnreadableError, match=message):
         read_rating(text)
 
 

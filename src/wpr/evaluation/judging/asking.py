@@ -126,7 +126,7 @@ class _Asking:
         say: Callable[[str], None],
     ) -> None:
         self.judge, self.cache, self.limits, self.advance, self.say = judge, cache, limits, advance, say
-        self.told: set[str] = set()
+        self.message: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self.accounts = Accounts()
         self.failed_in_a_row = 0
@@ -227,8 +227,8 @@ class _Asking:
                     ) from None
                 if wait is not None and error.everyone:
                     pace.put_off(wait)
-            if reason not in self.told and len(self.told) < REASONS:
-                self.told.add(reason)
+            if reason not in self.message and len(self.message) < REASONS:
+                self.message.add(reason)
                 self.say(
                     f"a request to {judge.name} failed ({reason}); it is tried {self.limits.attempts} times in all"
                 )

@@ -15,7 +15,7 @@ from wpr.evaluation.judging.questions import JudgingError, Question, Reply
 class FunctionJudge:
     """``function(prompt=..., response_a=..., response_b=...)``, which returns "A", "B" or "E".
 
-    Its answers are kept like those of any judge, and asked for anew when the file that it stands in has changed.
+    Its answers are kept like those of any judge, and asked for again when the file that it stands in has changed.
     """
 
     batch_size = 1

@@ -44,7 +44,7 @@ class Pace:
 def wait_before(attempt: int, first: float, longest: float, chance: float) -> float:
     """Seconds before the given attempt (2, 3, ...): ``first`` doubled each time, of which at least half.
 
-    chance: from 0 to 1, drawn anew each time so that requests which failed together do not come again together.
+    chance: from 0 to 1, drawn again each time so that requests which failed together do not come again together.
     """
     return float(min(longest, first * 2.0 ** min(attempt - 2, 60)) * (0.5 + 0.5 * chance))
 

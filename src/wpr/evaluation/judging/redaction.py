@@ -39,7 +39,7 @@ class Secret:
         if not value.isascii() or not value.isprintable() or " " in value:
             raise JudgingSettingsError(
                 f"the environment variable {variable} holds a key with a space, a line break or a letter that no key "
-                "has; set it anew"
+                "has; set it again"
             )
         return cls(value)
 

@@ -134,20 +134,22 @@ class ServerJudge:
     def _refusal(self, error: openai.APIStatusError) -> Exception:
         """What a status other than success means for the question and for the evaluation."""
         status, headers = error.status_code, error.response.headers
-        told = f"HTTP {status}: {shown(_message(error.body) or error.response.reason_phrase, self.secret)}"
+        message = f"HTTP {status}: {shown(_message(error.body) or error.response.reason_phrase, self.secret)}"
         if status == 429 and error.code == "insufficient_quota":
-            return JudgingError(f"the account of {self.base_url} has nothing left ({told}); add credit and run again")
+            return JudgingError(
+                f"the account of {self.base_url} has nothing left ({message}); add credit and run again"
+            )
         if status in PASSING or status >= 500:
-            return TransientError(told, asked_wait(headers, time.time()), everyone=status in (429, 503))
+            return TransientError(message, asked_wait(headers, time.time()), everyone=status in (429, 503))
         if status in ONE_QUESTION:
-            return RefusedError(told)
+            return RefusedError(message)
         remedy = {
             401: "check the key in the environment",
             402: "the account has to be paid",
             403: "the key may not use this model or server",
             404: "check the base URL (it usually ends in /v1) and the model's name",
         }.get(status, "check the base URL, and what the server's own log says")
-        return JudgingError(f"{self.base_url} refused the model {self.model!r} with {told}; {remedy}")
+        return JudgingError(f"{self.base_url} refused the model {self.model!r} with {message}; {remedy}")
 
 
 def read_reply(body: str, secret: Secret | None) -> Reply:
@@ -247,10 +249,10 @@ async def _text_of(response: httpx2.Response, largest_body: int, secret: Secret 
     if response.is_success:
         for name, value in response.headers.raw:
             if not (name + value).isascii():
-                told = shown(name.decode("ascii", "replace"), secret, 40)
-                raise TransientError(f"{status} with a header that is not ASCII: {told!r}")
+                message = shown(name.decode("ascii", "replace"), secret, 40)
+                raise TransientError(f"{status} with a header that is not ASCII: {message!r}")
         if charset not in CHARSETS:
-            told = shown(charset, secret, 40)
-            raise TransientError(f"{status} in the charset {told!r}, which is none of {', '.join(CHARSETS)}")
+            message = shown(charset, secret, 40)
+            raise TransientError(f"{status} in the charset {message!r}, which is none of {', '.join(CHARSETS)}")
         return body.decode(charset, "replace")
     return body.decode(charset if charset in CHARSETS else CHARSETS[0], "replace")[:LARGEST_REFUSAL]

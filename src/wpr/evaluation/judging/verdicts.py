@@ -39,8 +39,8 @@ def read_object(text: str) -> str:
     except UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
-        told = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UnreadableError(f"it is not JSON ({told})") from None
+        message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UnreadableError(f"it is not JSON ({message})") from None
     if not isinstance(found, dict) or "choice" not in found:
         raise UnreadableError('it is no object with the key "choice"')
     if found["choice"] not in CHOICES:

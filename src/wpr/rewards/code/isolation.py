@@ -94,14 +94,14 @@ def _examined(bwrap: str | None) -> Isolation:
     try:
         with own_processor() as processor, Sandbox(limits, bwrap, processor) as sandbox:
             sandbox.prepare(ATTEMPTS)
-            _, told, output = sandbox.test("")
+            _, message, output = sandbox.test("")
         found = json.loads(output)
     except (SandboxError, SandboxEndedError, SandboxTimeoutError, OSError) as error:
         return Isolation(None, f"{bwrap} does not work here: {error or type(error).__name__}")
     except ValueError:
-        return Isolation(None, f"{bwrap}: the trial program failed: {told}")
+        return Isolation(None, f"{bwrap}: the trial program failed: {message}")
     wrong = [name for name, wanted in EXPECTED.items() if found.get(name) is not wanted]
     if wrong:
-        told = ", ".join(f"{name!r} {'succeeded' if found.get(name) else 'failed'}" for name in wrong)
-        return Isolation(None, f"{bwrap} does not isolate here: in a trial, {told} (Linux 5.14 or newer is needed)")
+        message = ", ".join(f"{name!r} {'succeeded' if found.get(name) else 'failed'}" for name in wrong)
+        return Isolation(None, f"{bwrap} does not isolate here: in a trial, {message} (Linux 5.14 or newer is needed)")
     return Isolation(bwrap, f"bubblewrap ({bwrap}) with namespaces, limits and a filter of system calls")

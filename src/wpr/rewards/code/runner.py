@@ -73,18 +73,20 @@ class Runner:
         while len(results) < len(problem.tests):  # a broken sandbox is replaced
             with Sandbox(self.limits, self.bwrap, processor) as sandbox:
                 try:
-                    compiled, told = sandbox.prepare(program, problem.fn_name, problem.bare)
+                    compiled, reason = sandbox.prepare(program, problem.fn_name, problem.bare)
                 except SandboxTimeoutError:  # time is up is never "does not compile"
                     results = ["timeout" for _ in problem.tests]
                     return Outcome(True, tuple(results), "compiling took too long")
                 if not compiled:
-                    return Outcome(False, (), _shown(told))
+                    return Outcome(False, (), _shown(reason))
                 whole = True
                 while whole and len(results) < len(problem.tests):
                     test = problem.tests[len(results)]
-                    result, told, whole = _judge(partial(sandbox.test, test.given), test, problem.fn_name, self.limits)
+                    result, reason, whole = _judge(
+                        partial(sandbox.test, test.given), test, problem.fn_name, self.limits
+                    )
                     results.append(result)
-                    message = message or _shown(told)
+                    message = message or _shown(reason)
                     if self.stop_early and result in ("error", "timeout"):
                         results += ["skipped" for _ in problem.tests[len(results) :]]
         return Outcome(True, tuple(results), message)
@@ -94,18 +96,18 @@ class Runner:
         sandboxes = [Sandbox(self.limits, self.bwrap, processor) for _ in range(2)]
         with sandboxes[0] as program, sandboxes[1] as check:
             try:
-                compiled, told = program.prepare(source, problem.fn_name, problem.bare, "program")
+                compiled, message = program.prepare(source, problem.fn_name, problem.bare, "program")
                 if not compiled:
-                    return Outcome(False, (), _shown(told))
-                compiled, told = check.prepare(check_source, problem.fn_name, problem.bare, "check")
+                    return Outcome(False, (), _shown(message))
+                compiled, message = check.prepare(check_source, problem.fn_name, problem.bare, "check")
             except SandboxTimeoutError:
                 return Outcome(True, ("timeout",), "compiling took too long")
             if not compiled:
                 raise ProblemError(
-                    f"{problem.problem_id}: its check does not compile ({told}); fix it, or filter it out"
+                    f"{problem.problem_id}: its check does not compile ({message}); fix it, or filter it out"
                 )
-            result, told, _ = _judge(partial(run_check, program, check), PASSES, problem.fn_name, self.limits)
-        return Outcome(True, (result,), _shown(told))
+            result, message, _ = _judge(partial(run_check, program, check), PASSES, problem.fn_name, self.limits)
+        return Outcome(True, (result,), _shown(message))
 
 
 def _judge(
@@ -113,7 +115,7 @@ def _judge(
 ) -> tuple[Result, str, bool]:
     """One test: its result, what to say of it, and whether the sandbox is good for another."""
     try:
-        code, told, body = run()
+        code, message, body = run()
     except SandboxTimeoutError:
         return "timeout", f"no result after {limits.wall_seconds:g} seconds", False
     except SandboxEndedError as error:
@@ -123,7 +125,7 @@ def _judge(
     if code == -SIGXCPU:
         return "timeout", f"more than {limits.cpu_seconds:g} seconds of processor time", True
     if code != 0:
-        return "error", told or _ending(code), True
+        return "error", message or _ending(code), True
     if fn_name is None:
         return ("pass" if same_output(body.decode("utf-8", "replace"), test.expected) else "fail"), "", True
     try:

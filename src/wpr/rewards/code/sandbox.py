@@ -184,14 +184,14 @@ class Sandbox:
             self._start(isolated_command(bwrap, label, writer), env={}, cwd="/", pass_fds=(writer,))
             os.close(writer)
             writer = -1
-            told = b""
-            while not told.rstrip().endswith(b"}"):
+            message = b""
+            while not message.rstrip().endswith(b"}"):
                 piece = os.read(reader, 4096)
                 if not piece:
                     break
-                told += piece
+                message += piece
             with contextlib.suppress(ValueError, KeyError, ProcessLookupError):  # it failed: the first message says why
-                self.killer = kernel(PIDFD_OPEN, json.loads(told)["child-pid"], 0)
+                self.killer = kernel(PIDFD_OPEN, json.loads(message)["child-pid"], 0)
         finally:
             os.close(reader)
             if writer >= 0:
@@ -217,18 +217,18 @@ class Sandbox:
         try:
             end = time.monotonic() + START_SECONDS
             self.send(marshal.dumps(setup), end)
-            code, told, _ = self._receive(end)
+            code, message, _ = self._receive(end)
         except (SandboxEndedError, SandboxTimeoutError) as error:
             raise SandboxError(f"the sandbox did not start: {self._complaint() or repr(error)}") from None
         if code != 0:
-            raise SandboxError(f"the sandbox did not start: {told}")
+            raise SandboxError(f"the sandbox did not start: {message}")
         end = time.monotonic() + self.limits.wall_seconds
         try:
             self.send(program.encode("utf-8", "surrogatepass"), end)
-            code, told, _ = self._receive(end)
+            code, message, _ = self._receive(end)
         except SandboxEndedError:
             return False, "the compiler crashed or ran out of memory"
-        return code == 0, told
+        return code == 0, message
 
     def test(self, given: Any) -> tuple[int, str, bytes]:
         """Run one test: its exit status (a signal below 0, or `harness.FLOODED`), what it wrote to standard error last,
@@ -279,8 +279,8 @@ class Sandbox:
         """What bubblewrap or the interpreter wrote before any program was in there."""
         self._end()
         assert self.process.stderr is not None
-        told: bytes = self.process.stderr.read(4096)
-        return told.decode("utf-8", "replace").strip()
+        message: bytes = self.process.stderr.read(4096)
+        return message.decode("utf-8", "replace").strip()
 
     def _end(self) -> None:
         """Kill everything in there, and return when it is gone.
@@ -318,10 +318,10 @@ def run_check(program: Sandbox, check: Sandbox) -> tuple[int, str, bytes]:
     """
     end = time.monotonic() + check.limits.wall_seconds
     program.send(b"", end)
-    code, told, body = check.exchange(b"", end)
+    code, message, body = check.exchange(b"", end)
     while code == harness.MESSAGE:
-        code, told, body = program.exchange(body, end)
+        code, message, body = program.exchange(body, end)
         if code != harness.MESSAGE:
-            return code, told, b""
-        code, told, body = check.exchange(body, end)
-    return code, told, body
+            return code, message, b""
+        code, message, body = check.exchange(body, end)
+    return code, message, body

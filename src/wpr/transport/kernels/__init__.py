@@ -10,7 +10,7 @@ The kernels' files import Triton; this one does not, so that the package can be 
 kernels run under Triton's interpreter (``TRITON_INTERPRET=1``), which is for tests: it is slow.
 
 What depends on the number of positions is listed in each kernel's ``do_not_specialize``, strides and pointers into
-shared tensors too: Triton would compile anew, for seconds, when a batch has another number of them.
+shared tensors too: Triton would compile again, for seconds, when a batch has another number of them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from wpr.transport.distances import COSINE, EUCLIDEAN
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
 
 NEAR = 0.1
-"""Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed anew from their differences. It is more than in
+"""Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed again from their differences. It is more than in
 `transport.metrics`, because tensor cores cut off digits where a float32 sum would round (see `_tie_margin`).
 """
 

@@ -187,7 +187,7 @@ def _row_log_sums(
     """``log2 sum_j 2^(x_j - k c_ij)`` of some rows of the cost, border included.
 
     ``k`` comes twice: the compiler, which does not know that both are the same, then computes the exponents of the rare
-    second sum anew, instead of keeping those of the first in registers that it does not have.
+    second sum again, instead of keeping those of the first in registers that it does not have.
     """
     shift = tl.load(shifts + row)
     sums = tl.sum(tl.exp2(x[None, :] - k * c - shift[:, None]), axis=1)

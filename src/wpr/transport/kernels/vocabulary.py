@@ -1,9 +1,9 @@
-"""Log-sum-exp and the k likeliest tokens of each row of logits, in one full read.
+"""Log-sum-exp and the k most likely tokens of each row of logits, in one full read.
 
 Notation for shapes: ``P`` positions, ``V`` vocabulary, ``B = ceil(V / 64)`` blocks of 64 tokens, ``k`` tokens wanted,
 ``S`` sides: one matrix of logits, or policy and reference, which share every launch.
 
-The read writes each block's maximum and its sum of exponentials. The k likeliest tokens lie in the k blocks whose
+The read writes each block's maximum and its sum of exponentials. The k most likely tokens lie in the k blocks whose
 maxima are the largest (of equal maxima the block of lower ids): any token outside them is beaten by k maxima. So only
 those blocks, 64 k logits, are read again.
 
