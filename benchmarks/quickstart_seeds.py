@@ -4,10 +4,10 @@
     python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
 
 A seed is a world of its own: openings, continuations, labels, SFT and reward model are made again. On each of them
-every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score; curves of
-one seed are compared at the same score, linearly interpolated between neighbouring scores, and the differences averaged
-over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself (with many cells some do
-so by chance).
+every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
+curves of one seed are compared at the same score, linearly interpolated between neighbouring scores, and the
+differences averaged over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself
+(with many cells some do so by chance).
 """
 
 from __future__ import annotations

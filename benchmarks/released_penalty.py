@@ -2,7 +2,8 @@
 
 One sparse V x V kernel matrix holds exp(-lam C) of each token's k1 nearest others, mirrored. A micro-batch shares one
 support: all tokens that are among the k2 most likely of any position under either model, the sampled tokens, and a
-dummy. Softmax over the whole vocabulary, float32, scaling domain, T iterations of sparse products for all positions together.
+dummy. Softmax over the whole vocabulary, float32, scaling domain, T iterations of sparse products for all positions
+together.
 """
 
 from __future__ import annotations

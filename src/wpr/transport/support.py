@@ -3,9 +3,9 @@
 Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries.
 
 The support of a position holds the ``k2`` most likely tokens of the policy, the ``k2`` most likely of the reference,
-the sampled token, and one dummy that carries what is left of each distribution. Duplicates are merged, so that fewer than
-``n`` entries may be in use; the others are padding: no mass in either distribution. Both distributions are read at all
-entries. Nothing depends on the other positions of the batch.
+the sampled token, and one dummy that carries what is left of each distribution. Duplicates are merged, so that fewer
+than ``n`` entries may be in use; the others are padding: no mass in either distribution. Both distributions are read at
+all entries. Nothing depends on the other positions of the batch.
 
 Everything stays in log space. The leftover mass is the log-sum-exp of the tokens *outside* the support, not one minus
 the mass inside: when the support covers all but 1e-12 of a distribution, that 1e-12 is right to the last digit.
