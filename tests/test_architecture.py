@@ -51,10 +51,16 @@ def test_every_folder_has_its_line() -> None:
             assert f"`{name}`" in table, name
 
 
-def test_files_and_names_of_the_last_table() -> None:
-    for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*/?(?:\.py)?)`", PAGE.split("## Where to add")[1]):
-        if "/" in name:
-            assert (SOURCE / name).exists() or (SOURCE.parent.parent / name).exists(), name
+def test_files_and_names_of_where_to_add() -> None:
+    """Files are there, and a name in capitals, or of a class, is in the file that its sentence names."""
+    where = " ".join(PAGE.split("## Where to add")[1].split())
+    for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+/?(?:\.py)?)`", where):
+        assert any((root / name).exists() for root in (SOURCE, SOURCE.parent, SOURCE.parent.parent)), name
+    pairs = re.findall(r"`([A-Za-z_.]+)` (?:of|in) `([a-z_/]+\.py)`", where)
+    assert len(pairs) > 8
+    for name, file in pairs:
+        found = next(root / file for root in (SOURCE, SOURCE.parent.parent) if (root / file).exists())
+        assert name.rpartition(".")[2] in found.read_text(encoding="utf-8"), (name, file)
 
 
 class Calls:

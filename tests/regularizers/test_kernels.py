@@ -172,6 +172,15 @@ def test_a_subclass_keeps_its_own_formulas(by_kernels: None) -> None:
     )
 
 
+def test_a_divergence_without_a_kernel_uses_torch(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReverseKL, "name", "brand-new")
+    arguments = logits(2, 300, torch.float32)
+    found = ReverseKL()(*arguments)
+    monkeypatch.undo()
+    monkeypatch.setenv(kernels.VARIABLE, "0")
+    assert torch.equal(found.penalty, ReverseKL()(*arguments).penalty)
+
+
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("name", ["semantic", "reverse-kl"])
 def test_logits_column_by_column(name: str) -> None:

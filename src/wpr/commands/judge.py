@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wpr.commands import judges
+from wpr.commands import judge_options
 from wpr.commands.output import save_and_print, say
 
 if TYPE_CHECKING:
+    from wpr.evaluation.judging.comparison_plan import ComparisonPlan
     from wpr.evaluation.judging.pairwise import Judged
-    from wpr.evaluation.judging.protocol import Protocol
     from wpr.evaluation.judging.questions import Judge
     from wpr.evaluation.judging.rubric import Rubric
     from wpr.evaluation.judging.win_rate_statistics import Agreement
@@ -28,16 +28,20 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder to write to.", show_default="in the run of OURS")
 ]
 AgreeWith = Annotated[list[Path] | None, typer.Option(help="Folder of another judge's result, to compare the two.")]
-RewardModel = Annotated[str | None, judges.judge_option(help="Folder of a reward model that judges.")]
+RewardModel = Annotated[str | None, judge_options.judge_option(help="Folder of a reward model that judge_options.")]
 Function = Annotated[
     str | None,
-    judges.judge_option(help="package.module:function that judges: (prompt, response_a, response_b) -> A, B, E."),
+    judge_options.judge_option(
+        help="package.module:function that judges: (prompt, response_a, response_b) -> A, B, E."
+    ),
 ]
 RubricName = Annotated[
-    str, judges.judge_option(help="What a server's model is told: summary, helpfulness, or a file of your own.")
+    str, judge_options.judge_option(help="What a server's model is told: summary, helpfulness, or a file of your own.")
 ]
-Settings = Annotated[list[str] | None, judges.judge_option("--set", metavar="NAME=VALUE", help=judges.SETTINGS_HELP)]
-Attempts = Annotated[int, judges.request_option(help="How often a request is sent before it has failed.")]
+Settings = Annotated[
+    list[str] | None, judge_options.judge_option("--set", metavar="NAME=VALUE", help=judge_options.SETTINGS_HELP)
+]
+Attempts = Annotated[int, judge_options.request_option(help="How often a request is sent before it has failed.")]
 ProtocolName = Annotated[
     str,
     comparison_option(
@@ -56,12 +60,12 @@ def judge(
     theirs: Theirs,
     output: Output = None,
     agree_with: AgreeWith = None,
-    judge: judges.JudgeModel = None,
-    base_url: judges.BaseUrl = None,
+    judge: judge_options.JudgeModel = None,
+    base_url: judge_options.BaseUrl = None,
     reward_model: RewardModel = None,
     function: Function = None,
     rubric: RubricName = "helpfulness",
-    key_variable: judges.KeyVariable = "OPENAI_API_KEY",
+    key_variable: judge_options.KeyVariable = "OPENAI_API_KEY",
     settings: Settings = None,
     protocol: ProtocolName = "paper",
     every: Every = False,
@@ -69,15 +73,15 @@ def judge(
     draws: Draws = 5,
     both_orders: BothOrders = False,
     seed: Seed = 0,
-    concurrency: judges.Concurrency = 16,
-    requests_per_minute: judges.RequestsPerMinute = None,
-    tokens_per_minute: judges.TokensPerMinute = None,
-    timeout: judges.Timeout = 120.0,
+    concurrency: judge_options.Concurrency = 16,
+    requests_per_minute: judge_options.RequestsPerMinute = None,
+    tokens_per_minute: judge_options.TokensPerMinute = None,
+    timeout: judge_options.Timeout = 120.0,
     attempts: Attempts = 6,
-    price_in: judges.PriceIn = None,
-    price_out: judges.PriceOut = None,
-    yes: judges.Yes = False,
-    dry_run: judges.DryRun = False,
+    price_in: judge_options.PriceIn = None,
+    price_out: judge_options.PriceOut = None,
+    yes: judge_options.Yes = False,
+    dry_run: judge_options.DryRun = False,
 ) -> None:
     """Compare two models' responses to the same prompts, by a model, a reward model, or a function as the judge.
 
@@ -95,18 +99,18 @@ def judge(
         wpr judge a.jsonl b.jsonl --function my_judges:longer -o results
     """
     from wpr.errors import OptionError
-    from wpr.evaluation.judging.protocol import Protocol
-    from wpr.evaluation.judging.questions import RequestLimits
+    from wpr.evaluation.judging.comparison_plan import ComparisonPlan
+    from wpr.evaluation.judging.questions import LocalJudge, RequestLimits
     from wpr.evaluation.judging.rubric import load_rubric
 
     if protocol not in ("paper", "all"):
         raise OptionError(f"--protocol {protocol} must be paper or all")
     limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout, attempts)
-    asking = judges.AskingOptions(limits, price_in, price_out, yes, dry_run)
+    asking = judge_options.AskingOptions(limits, price_in, price_out, yes, dry_run)
     whole = every or protocol == "all"
-    chosen = Protocol(None if whole else prompts, 1 if whole else draws, both_orders, seed)
+    chosen = ComparisonPlan(None if whole else prompts, 1 if whole else draws, both_orders, seed)
     asked_by = _judge(judge, base_url, reward_model, function, key_variable, settings or [])
-    instructions = load_rubric(rubric) if judge is not None else None
+    instructions = None if isinstance(asked_by, LocalJudge) else load_rubric(rubric)
     _compare(ours, theirs, asked_by, instructions, chosen, asking, output, agree_with or [])
 
 
@@ -115,8 +119,8 @@ def _compare(
     theirs: Path,
     judge: Judge,
     rubric: Rubric | None,
-    protocol: Protocol,
-    asking: judges.AskingOptions,
+    protocol: ComparisonPlan,
+    asking: judge_options.AskingOptions,
     output: Path | None,
     agree_with: Sequence[Path],
 ) -> None:
@@ -168,7 +172,7 @@ def _refuse_incomplete(judged: Sequence[Judged]) -> None:
             f"Incomplete: {lost} of {len(judged)} comparisons have no answer ({first}). The same command asks for "
             "these only."
         )
-        raise typer.Exit(judges.INCOMPLETE)
+        raise typer.Exit(judge_options.INCOMPLETE)
 
 
 def _judge(
@@ -187,11 +191,11 @@ def _judge(
         found = "none is given" if not given else f"{' and '.join(given)} are given"
         raise OptionError(f"a judge is one of --judge, --reward-model and --function; {found}")
     if model is not None:
-        return judges.server_judge(model, base_url, key_variable, settings)
+        return judge_options.server_judge(model, base_url, key_variable, settings)
     if base_url is not None or settings:
         raise OptionError(f"--base-url and --set are of servers, and {given[0]} is none; leave them out")
     if function is not None:
-        return judges.function_judge(function)
+        return judge_options.function_judge(function)
     from wpr.evaluation.judging.local import RewardModelJudge
 
     return RewardModelJudge(str(reward_model))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wpr.commands import generation_options as generation
-from wpr.commands import judges
+from wpr.commands import judge_options
 from wpr.commands.output import note, save_and_print, say
 
 if TYPE_CHECKING:
@@ -36,13 +36,15 @@ Temperatures = Annotated[
 ]
 Function = Annotated[
     str | None,
-    judges.judge_option(
+    judge_options.judge_option(
         help="package.module:function that judges: (questions, answers, reference, category, turn) -> 1 to 10."
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    judges.judge_option("--set", metavar="NAME=VALUE", help=judges.SETTINGS_HELP, show_default="max_tokens=1024"),
+    judge_options.judge_option(
+        "--set", metavar="NAME=VALUE", help=judge_options.SETTINGS_HELP, show_default="max_tokens=1024"
+    ),
 ]
 
 
@@ -63,19 +65,19 @@ def mt_bench(
     batch_size: generation.BatchSize = 16,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
-    judge: judges.JudgeModel = None,
-    base_url: judges.BaseUrl = None,
+    judge: judge_options.JudgeModel = None,
+    base_url: judge_options.BaseUrl = None,
     function: Function = None,
-    key_variable: judges.KeyVariable = "OPENAI_API_KEY",
+    key_variable: judge_options.KeyVariable = "OPENAI_API_KEY",
     settings: Settings = None,
-    concurrency: judges.Concurrency = 16,
-    requests_per_minute: judges.RequestsPerMinute = None,
-    tokens_per_minute: judges.TokensPerMinute = None,
-    timeout: judges.Timeout = 120.0,
-    price_in: judges.PriceIn = None,
-    price_out: judges.PriceOut = None,
-    yes: judges.Yes = False,
-    dry_run: judges.DryRun = False,
+    concurrency: judge_options.Concurrency = 16,
+    requests_per_minute: judge_options.RequestsPerMinute = None,
+    tokens_per_minute: judge_options.TokensPerMinute = None,
+    timeout: judge_options.Timeout = 120.0,
+    price_in: judge_options.PriceIn = None,
+    price_out: judge_options.PriceOut = None,
+    yes: judge_options.Yes = False,
+    dry_run: judge_options.DryRun = False,
 ) -> None:
     """Let models answer two-turn questions, have the answers graded, and show scores by category.
 
@@ -96,7 +98,7 @@ def mt_bench(
     generation.one_of_both(run, model)
     asked, heat = _read(questions, references, limit, temperature or [])
     limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout)
-    asking = judges.AskingOptions(limits, price_in, price_out, yes, dry_run)
+    asking = judge_options.AskingOptions(limits, price_in, price_out, yes, dry_run)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
     chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device)
     chosen.folder(output)  # refused now, not after the first answers
@@ -160,7 +162,11 @@ class _Bench:
         return files
 
     def grade(
-        self, judge: Judge, answers: dict[str, list[ResponseFile]], asking: judges.AskingOptions, facts: dict[str, Any]
+        self,
+        judge: Judge,
+        answers: dict[str, list[ResponseFile]],
+        asking: judge_options.AskingOptions,
+        facts: dict[str, Any],
     ) -> None:
         """Have answers graded; save and print the scores. facts: to be saved with them."""
         from wpr.evaluation.judging.questions import LocalJudge
@@ -192,7 +198,7 @@ class _Bench:
                 f"{len(failed)} of {len(asked)} answers were not graded ({failed[0].reason}); run the same command "
                 "again: it asks only for those"
             )
-            raise typer.Exit(judges.INCOMPLETE)
+            raise typer.Exit(judge_options.INCOMPLETE)
 
 
 def _judge(
@@ -204,13 +210,13 @@ def _judge(
     if function is not None:
         if model is not None or base_url is not None or settings:
             raise OptionError("--judge, --base-url and --set are of servers; leave them out with --function")
-        return judges.function_judge(function)
+        return judge_options.function_judge(function)
     if model is None:
         if base_url is not None or settings:
             raise OptionError("--base-url and --set are of a judge, and none is named; name its model with --judge")
         return None
     # An explanation comes before the rating.
-    return judges.server_judge(model, base_url, key_variable, settings, {"max_tokens": 1024})
+    return judge_options.server_judge(model, base_url, key_variable, settings, {"max_tokens": 1024})
 
 
 def _temperatures(given: list[str], categories: set[str]) -> dict[str, float]:

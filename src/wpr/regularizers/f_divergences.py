@@ -105,10 +105,12 @@ class FDivergence(ABC):
         return RegularizerOutput(torch.cat(penalties), torch.cat(divergences))
 
     def _by_kernels(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
-        """Whether the Triton kernels do the work: they know the formulas of this module, not those of a subclass."""
-        known = type(self).__module__ == __name__
-        plain = torch.float64 not in (policy_logits.dtype, reference_logits.dtype)
-        return known and plain and kernels.chosen(policy_logits.device)
+        """Whether the Triton kernels do the work: they know this module's formulas by name, and none of a subclass."""
+        if torch.float64 in (policy_logits.dtype, reference_logits.dtype) or not kernels.chosen(policy_logits.device):
+            return False
+        from wpr.transport.kernels.divergence import KINDS
+
+        return type(self).__module__ == __name__ and self.name in KINDS
 
     def _call_by_kernels(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         from wpr.transport.kernels.divergence import divergence_sums

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from wpr.evaluation.judging.protocol import Protocol
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.win_rate_statistics import bootstrap, over_draws
 from wpr.evaluation.win_rate import win_rate
 
@@ -29,7 +29,7 @@ class Coverage:
 
 
 def coverage(
-    pool: int, rate: float, ties: float = 0.0, protocol: Protocol | None = None, bias: float = 0.0,
+    pool: int, rate: float, ties: float = 0.0, protocol: ComparisonPlan | None = None, bias: float = 0.0,
     repeats: int = 1000, seed: int = 0, resamples: int = 1000,
 ) -> Coverage:  # fmt: skip
     """Simulated evaluations: each has prompts of its own.
@@ -45,8 +45,8 @@ def coverage(
         drawn = generator.random((3, pool))
         merit = dict(zip(names, np.where(drawn[0] < ties, 0.5, drawn[1] < rate).tolist(), strict=True))
         by_place = dict(zip(names, (drawn[2] < bias).tolist(), strict=True))
-        base = protocol or Protocol()
-        comparisons = Protocol(base.prompts, base.draws, base.both_orders, seed=repeat).comparisons(names)
+        base = protocol or ComparisonPlan()
+        comparisons = ComparisonPlan(base.prompts, base.draws, base.both_orders, seed=repeat).comparisons(names)
         outcomes = [float(one.ours_first) if by_place[one.prompt_id] else merit[one.prompt_id] for one in comparisons]
         prompts = [one.prompt_id for one in comparisons]
         found = win_rate(outcomes, [0.5] * len(outcomes), prompts)
@@ -71,8 +71,8 @@ def main() -> None:
                 found = coverage(pool, rate, ties, repeats=2000)
                 shares = " | ".join(f"{100 * share:.1f}" for share in vars(found).values())
                 print(f"| {pool} | {ties} | {rate} | {shares} |", flush=True)
-    for name, protocol in (("both orders, 5 draws of 50", Protocol(both_orders=True)),
-                           ("all prompts, both orders", Protocol(None, 1, both_orders=True))):  # fmt: skip
+    for name, protocol in (("both orders, 5 draws of 50", ComparisonPlan(both_orders=True)),
+                           ("all prompts, both orders", ComparisonPlan(None, 1, both_orders=True))):  # fmt: skip
         found = coverage(250, 0.7, 0.1, protocol, bias=0.3, repeats=2000)
         print(name, "of 250, 10% ties, a judge that goes by the place at 30% of prompts:", found, flush=True)
 

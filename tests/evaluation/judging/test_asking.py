@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from time import time
@@ -43,6 +44,15 @@ def ask(server: ChatServer, count: int, cache: Path, limits: RequestLimits = QUI
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
+
+
+def test_a_question_without_messages_is_sent_to_nobody(cache: Path) -> None:
+    """All of them would be one question, and its answer would be everybody's."""
+    bare = [replace(question, messages=()) for question in questions(3)]
+    with ChatServer(reply("A")) as server:
+        with pytest.raises(ValueError, match="question .* has no messages, and .* is sent nothing else; give it a rub"):
+            ask_all(ServerJudge("test", server.address), bare, cache, QUICK)
+        assert server.requests == []
 
 
 ONCE_BAD: dict[str, Behaviour] = {

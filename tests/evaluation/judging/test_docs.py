@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.judging.coverage import coverage
-from wpr.evaluation.judging.protocol import Protocol
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.questions import RequestLimits
 from wpr.evaluation.judging.result import NOTABLE, SURE, UNREAD_SHARE
 from wpr.evaluation.judging.rubric import read_rubric, shipped_rubrics
@@ -43,7 +43,7 @@ def test_the_rubric_can_be_read() -> None:
         "sent again after {:g}, {:g}, {:g}, ... seconds".format(
             *(RequestLimits().first_wait * times for times in (1, 2, 4))
         ),
-        f"(`--prompts {Protocol().prompts} --draws {Protocol().draws} --seed {Protocol().seed}`)",
+        f"(`--prompts {ComparisonPlan().prompts} --draws {ComparisonPlan().draws} --seed {ComparisonPlan().seed}`)",
         f"`temperature` is {SETTINGS['temperature']} and `max_tokens` {SETTINGS['max_tokens']}",
         f"larger than {LARGEST_BODY / 1e6:g} MB",
         f"prompts drawn again {RESAMPLES:,} times",

@@ -14,9 +14,9 @@ from tests.ppo import tiny
 from wpr.data import DataSettings, Encoder, Row
 from wpr.evaluation.judging.answer_cache import AnswerCache
 from wpr.evaluation.judging.asking import ask_all, pending
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.local import FunctionJudge, RewardModelJudge
 from wpr.evaluation.judging.pairwise import pair_up, questions_for
-from wpr.evaluation.judging.protocol import Protocol
 from wpr.evaluation.judging.questions import JudgingError, Question
 from wpr.rewards import Completions, RewardModel
 from wpr.runs.responses import Response, ResponseFile
@@ -27,7 +27,7 @@ def asked(count: int) -> list[Question]:
     rows = [Response(f"p{i}", f"prompt {i}", "long answer " * (i + 2)) for i in range(count)]
     other = [Response(row.prompt_id, row.prompt, "short") for row in rows]
     pairing = pair_up(ResponseFile(Path("a"), {}, tuple(rows)), ResponseFile(Path("b"), {}, tuple(other)))
-    return list(questions_for(pairing, Protocol(None), None).values())
+    return list(questions_for(pairing, ComparisonPlan(None), None).values())
 
 
 def imported(path: Path, text: str) -> Any:
@@ -97,7 +97,7 @@ def test_a_function_gets_the_prompt_as_the_file_has_it(tmp_path: Path) -> None:
         return "E"
 
     files = [ResponseFile(Path(name), {}, (Response("p", chat, name),)) for name in "ab"]
-    questions = list(questions_for(pair_up(*files), Protocol(None), None).values())
+    questions = list(questions_for(pair_up(*files), ComparisonPlan(None), None).values())
     ask_all(FunctionJudge(judge, "m:judge"), questions, tmp_path / "a.jsonl")
     assert seen == [chat]
 
@@ -155,7 +155,7 @@ def test_a_reward_model_without_a_chat_template_reads_a_transcript(reward_model:
 def test_equal_responses_are_a_tie_for_a_reward_model(reward_model: Path, tmp_path: Path) -> None:
     rows = tuple(Response(f"p{i}", f"prompt {i}", "the same " * i) for i in range(1, 9))
     files = [ResponseFile(Path(name), {}, rows) for name in "ab"]
-    questions = list(questions_for(pair_up(*files), Protocol(None, both_orders=True), None).values())
+    questions = list(questions_for(pair_up(*files), ComparisonPlan(None, both_orders=True), None).values())
     found = ask_all(RewardModelJudge(str(reward_model)), questions, tmp_path / "a.jsonl")
     assert {answer.value for answer in found.answers.values()} == {"E"}
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binomtest
 
 from tests.evaluation.judging.coverage import coverage
-from wpr.evaluation.judging.protocol import Protocol
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.win_rate_statistics import agreement, bootstrap, over_draws, places
 
 
@@ -61,8 +61,8 @@ def test_the_error_over_draws_understates_where_draws_overlap() -> None:
     assert coverage(50, 0.7, repeats=200, resamples=10).draws < 0.3
 
 
-@pytest.mark.parametrize("protocol", [Protocol(both_orders=True), Protocol(None, 1)])
-def test_coverage_with_a_judge_that_goes_by_the_place(protocol: Protocol) -> None:
+@pytest.mark.parametrize("protocol", [ComparisonPlan(both_orders=True), ComparisonPlan(None, 1)])
+def test_coverage_with_a_judge_that_goes_by_the_place(protocol: ComparisonPlan) -> None:
     found = coverage(250, 0.7, 0.1, protocol, bias=0.3, repeats=1000, resamples=400)
     assert 0.93 <= found.interval <= 0.97
 

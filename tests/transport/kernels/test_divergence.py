@@ -11,7 +11,22 @@ from wpr.regularizers.registry import REGULARIZERS
 
 pytestmark = pytest.mark.needs("triton")
 
-NAMES = [name for name in REGULARIZERS if name != "wasserstein"]
+NAMES = [
+    "reverse-kl",
+    "forward-kl",
+    "jensen-shannon",
+    "alpha",
+    "total-variation",
+    "chi-squared",
+    "squared-hellinger",
+]
+"""Those that have a kernel."""
+
+
+def test_all_of_them() -> None:
+    from wpr.transport.kernels.divergence import KINDS
+
+    assert [*NAMES, "kl-and-entropy"] == list(KINDS)
 
 
 def pair(positions: int, vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,9 @@ def ask_all(
     names = {question.id for question in questions}
     if len(names) != len(questions):
         raise ValueError(f"{len(questions)} questions have {len(names)} different ids; give each its own")
+    empty = next((one.id for one in questions if not one.messages and not isinstance(judge, LocalJudge)), None)
+    if empty is not None:
+        raise ValueError(f"question {empty} has no messages, and {judge.name} is sent nothing else; give it a rubric")
     store = AnswerCache(cache)
     with store.writing():
         work = _Asking(judge, store, limits or RequestLimits(), advance, say)

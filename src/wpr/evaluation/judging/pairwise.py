@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from wpr.evaluation.judging.asking import JudgeResults
-from wpr.evaluation.judging.protocol import Comparison, Protocol
+from wpr.evaluation.judging.comparison_plan import Comparison, ComparisonPlan
 from wpr.evaluation.judging.questions import Answer, JudgingSettingsError, Question
 from wpr.evaluation.judging.rubric import Rubric
 from wpr.evaluation.judging.verdicts import LETTER, read_letter, read_object
@@ -79,7 +79,7 @@ def pair_up(ours: ResponseFile, theirs: ResponseFile) -> Pairing:
     return Pairing({name: one[name] for name in both}, {name: other[name] for name in both}, left_out)
 
 
-def questions_for(pairing: Pairing, protocol: Protocol, rubric: Rubric | None) -> dict[Comparison, Question]:
+def questions_for(pairing: Pairing, protocol: ComparisonPlan, rubric: Rubric | None) -> dict[Comparison, Question]:
     """A question a comparison. Without a rubric they are for local judges, which get the prompt as the file has it."""
     questions = {}
     for comparison in protocol.comparisons(list(pairing.ours)):

@@ -6,8 +6,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.pairwise import OUTCOMES, Judged
-from wpr.evaluation.judging.protocol import Protocol
 from wpr.evaluation.judging.questions import Accounts
 from wpr.evaluation.judging.win_rate_statistics import Agreement, Places, bootstrap, over_draws, places
 from wpr.evaluation.win_rate import WinRate, win_rate
@@ -28,7 +28,7 @@ def make_finding(
     title: str,
     names: tuple[str, str],
     judged: Sequence[Judged],
-    protocol: Protocol,
+    protocol: ComparisonPlan,
     accounts: Accounts,
     settings: Mapping[str, Any],
     agreements: Mapping[str, Agreement],
@@ -168,7 +168,7 @@ def _bias_text(bias: Places, chance: float) -> list[str]:
     return texts
 
 
-def _draws_text(protocol: Protocol, found: WinRate, error: float, draws: int) -> list[str]:
+def _draws_text(protocol: ComparisonPlan, found: WinRate, error: float, draws: int) -> list[str]:
     if protocol.prompts is None or draws < 2 or not found.standard_error > 0:
         return []
     return [

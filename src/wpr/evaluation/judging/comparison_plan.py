@@ -30,7 +30,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class ComparisonPlan:
     """How comparisons are chosen.
 
     prompts: of each draw; None for all there are, in one draw. draws: how often. both_orders: ask each comparison both

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wpr.evaluation.judging.protocol import Protocol
+from wpr.evaluation.judging.comparison_plan import ComparisonPlan
 from wpr.evaluation.judging.questions import JudgingSettingsError
 
 NAMES = [f"p{i}" for i in range(200)]
 
 
 def test_the_papers() -> None:
-    comparisons = Protocol().comparisons(NAMES)
+    comparisons = ComparisonPlan().comparisons(NAMES)
     assert len(comparisons) == 250
     for draw in range(5):
         mine = [one for one in comparisons if one.draw == draw]
@@ -25,8 +25,8 @@ def test_the_papers() -> None:
 
 
 def test_the_same_seed_is_the_same_whatever_the_order_of_the_files() -> None:
-    assert Protocol(seed=3).comparisons(NAMES) == Protocol(seed=3).comparisons(NAMES[::-1])
-    assert Protocol(seed=3).comparisons(NAMES) != Protocol(seed=4).comparisons(NAMES)
+    assert ComparisonPlan(seed=3).comparisons(NAMES) == ComparisonPlan(seed=3).comparisons(NAMES[::-1])
+    assert ComparisonPlan(seed=3).comparisons(NAMES) != ComparisonPlan(seed=4).comparisons(NAMES)
 
 
 def test_draws_and_orders_are_random() -> None:
@@ -34,7 +34,7 @@ def test_draws_and_orders_are_random() -> None:
     drawn: Counter[str] = Counter()
     first: Counter[str] = Counter()
     for seed in range(400):
-        for one in Protocol(draws=1, seed=seed).comparisons(NAMES):
+        for one in ComparisonPlan(draws=1, seed=seed).comparisons(NAMES):
             drawn[one.prompt_id] += 1
             first[one.prompt_id] += one.ours_first
     # 400 draws with chance 1/4: mean 100, deviation 8.7; 5 deviations either way.
@@ -47,8 +47,8 @@ def test_draws_and_orders_are_random() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 9))
 def test_both_orders_are_the_same_comparisons_twice(size: int, draws: int, seed: int) -> None:
-    one = Protocol(size, draws, seed=seed).comparisons(NAMES[:30])
-    both = Protocol(size, draws, both_orders=True, seed=seed).comparisons(NAMES[:30])
+    one = ComparisonPlan(size, draws, seed=seed).comparisons(NAMES[:30])
+    both = ComparisonPlan(size, draws, both_orders=True, seed=seed).comparisons(NAMES[:30])
     assert len(both) == 2 * len(one)
     assert set(one) < set(both)
     assert sum(each.ours_first for each in both) == len(one)
@@ -56,15 +56,15 @@ def test_both_orders_are_the_same_comparisons_twice(size: int, draws: int, seed:
 
 
 def test_all() -> None:
-    comparisons = Protocol(prompts=None).comparisons(NAMES)
+    comparisons = ComparisonPlan(prompts=None).comparisons(NAMES)
     assert sorted(one.prompt_id for one in comparisons) == sorted(NAMES)
     assert {one.draw for one in comparisons} == {0}
 
 
 def test_refusals() -> None:
     with pytest.raises(JudgingSettingsError, match="a draw of 50 prompts is more than the 20 that both files answer"):
-        Protocol().comparisons(NAMES[:20])
+        ComparisonPlan().comparisons(NAMES[:20])
     with pytest.raises(JudgingSettingsError, match="0 prompts"):
-        Protocol(prompts=0)
+        ComparisonPlan(prompts=0)
     with pytest.raises(JudgingSettingsError, match="0 draws"):
-        Protocol(draws=0)
+        ComparisonPlan(draws=0)
