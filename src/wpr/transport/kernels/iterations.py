@@ -103,7 +103,7 @@ class State(NamedTuple):
     change: Any
 
 
-class Relaxation(NamedTuple):
+class RelaxationState(NamedTuple):
     """The over-relaxation of `sinkhorn.Relaxation`, of one problem; residual: how far f was from its answer."""
 
     residual: Any
@@ -156,7 +156,7 @@ def iterate(
 
     vectors = scratch + 4 * SIZE
     state = _start(masses, mine, settings, OWN, CROSS, SIZE)
-    relaxation = Relaxation(0.0, settings.full, float("inf"), 0.0, 0, 1.0)
+    relaxation = RelaxationState(0.0, settings.full, float("inf"), 0.0, 0, 1.0)
     while state.phase != _DONE:
         shifts = _shifts(state.phase, scratch, SIZE)
         if LISTS:
@@ -331,7 +331,7 @@ def _relax(relaxation, residual, count, settings):
         excess = tl.where(stuck, excess * 0.5, raised)
         before = residual
     omega = 1.0 + excess * tl.minimum(1.0, count * 1.0 / _RAMP)
-    return Relaxation(residual, excess, before, first, strikes, omega)
+    return RelaxationState(residual, excess, before, first, strikes, omega)
 
 
 @triton.jit
