@@ -57,8 +57,10 @@ def penalties(bench: Bench) -> dict[str, Work]:
     """The two penalties through the kernels and through torch."""
     semantic = Wasserstein(bench.geometry, "semantic", k2=bench.case.k2)
     paper = Wasserstein(bench.geometry, "paper", k2=bench.case.k2, iterations=bench.case.iterations)
+    both = ReverseKL() + 4 * semantic
     return {
         "semantic, kernels": on(True, lambda: semantic(*bench.inputs)),
+        "reverse KL + 4 semantic, kernels": on(True, lambda: both(*bench.inputs)),
         "paper, kernels": on(True, lambda: paper(*bench.inputs)),
         "semantic, torch": on(False, lambda: semantic(*bench.inputs)),
         "paper, torch": on(False, lambda: paper(*bench.inputs)),
@@ -107,7 +109,7 @@ def stages(bench: Bench) -> list[str]:
     both_logits = bench.policy, bench.reference
     of_blocks = vocabulary.block_statistics(*both_logits)
     tops = vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks)
-    reduced, _, _ = support.reduce_logits(*bench.inputs, case.k2)
+    reduced = support.reduce_logits(*bench.inputs, case.k2).support
     some = reduced[: min(rows, 1024)]
     costs = cost.cost(bench.geometry, some.ids)
     ids, sampled = torch.empty_like(reduced.ids), torch.empty_like(reduced.sampled)
@@ -299,7 +301,7 @@ def tune(bench: Bench) -> list[str]:
     """Block sizes of the three kernels that take the time."""
     from wpr.transport.kernels import cost, neighbour_lists, potentials, support, vocabulary
 
-    reduced, _, _ = support.reduce_logits(*bench.inputs, bench.case.k2)
+    reduced = support.reduce_logits(*bench.inputs, bench.case.k2).support
     some = reduced[: min(bench.case.positions, 1024)]
     costs = cost.cost(bench.geometry, some.ids)
     lines = ["| kernel | setting | ms |", "|---|---|---|"]

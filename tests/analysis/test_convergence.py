@@ -34,7 +34,7 @@ def test_the_semantic_form_ends(geometry: TokenGeometry) -> None:
     assert error[0] > error[1] > error[2]
     assert float(error[2]) < 1e-6
     exact = Wasserstein(geometry, "semantic", k2=12, iterations=5000, tolerance=1e-13)
-    torch.testing.assert_close(curve.final, exact.finish(support(exact)).penalty, rtol=0, atol=1e-9)
+    torch.testing.assert_close(curve.final, exact.finish([support(exact)]).penalty, rtol=0, atol=1e-9)
 
 
 def test_the_papers_form_drifts_where_pieces_are_unequal(geometry: TokenGeometry) -> None:

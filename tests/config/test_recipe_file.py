@@ -51,6 +51,40 @@ def test_changes_of_a_sweep_are_above_everything() -> None:
     assert recipe.policy("a", {"ppo.beta": 0.4}).ppo["beta"] == 0.4
 
 
+SUM = "regularizer:\n  - {name: reverse-kl}\n  - {name: semantic, weight: 4, lam: 10}\n"
+
+
+def test_a_list_is_a_sum_of_regularizers() -> None:
+    text = SMALL + SUM + "policies:\n  sum: {}\n  alone: {regularizer: {name: rkl}}\n"
+    recipe = load_recipe(write(text))
+    parts = recipe.policy("sum").regularizer.parts
+    assert [(part.name, part.weight) for part in parts] == [("reverse-kl", 1.0), ("wasserstein", 4.0)]
+    assert parts[1].settings().lam == 10
+    assert recipe.policy("alone").regularizer.name == "reverse-kl"
+    assert recipe.policy("sum").as_dict()["regularizer"][1]["weight"] == 4.0
+    line = ["regularizer=[{name: fkl}, {name: paper, weight: 2}]"]
+    assert [part.name for part in load_recipe(write(SMALL), line).regularizer.parts] == ["forward-kl", "wasserstein"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SUM.replace("weight: 4", "weight: -4"), "weight=-4.0 of semantic must be a finite positive number"),
+        (SUM.replace("weight: 4", "weigth: 4"), "unknown setting regularizer.1.weigth; did you mean"),
+        ("regularizer: []\n", "regularizer: a sum of nothing"),
+        ("regularizer: [reverse-kl]\n", "regularizer.0 is 'reverse-kl'; it takes settings"),
+        (SUM + "policies: {a: {regularizer: {lam: 3}}}\n", "regularizer.lam is set, but regularizer is a list"),
+    ],
+)
+def test_sums_that_are_refused(text: str, message: str) -> None:
+    assert message in refusal(SMALL + text)
+
+
+def test_a_setting_of_a_sum_on_the_command_line() -> None:
+    with pytest.raises(RecipeError, match="regularizer.lam is set, but regularizer is a list .*: which part is meant"):
+        load_recipe(write(SMALL + SUM), ["regularizer.lam=3"])
+
+
 def test_a_regularizer_override_reaches_the_policies_that_know_it() -> None:
     text = SMALL + "policies:\n  w: {regularizer: {preset: paper}}\n  kl: {regularizer: {name: rkl}}\n"
     recipe = load_recipe(write(text), ["regularizer.lam=7"])

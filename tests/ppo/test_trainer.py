@@ -48,6 +48,25 @@ def test_metrics_of_every_step(regularizer: str, tmp_path: Path) -> None:
     assert history(trainer)[1]["kl"] > 1e-6
 
 
+def test_a_sum_of_regularizers(tmp_path: Path) -> None:
+    """What is logged are the parts, and adaptive beta acts on the sum."""
+    trainer = tiny.trainer(
+        tmp_path,
+        regularizer="reverse-kl + 4*semantic",
+        max_steps=3,
+        target_divergence=0.01,
+        target_measure="divergence",
+    )
+    trainer.train()
+    for row in history(trainer):
+        parts = row["solver_reverse-kl.divergence"] + 4 * row["solver_semantic.divergence"]
+        assert row["divergence"] == pytest.approx(parts, rel=1e-4, abs=1e-6)
+        assert row["solver_reverse-kl.divergence"] == pytest.approx(row["kl"], rel=1e-3, abs=1e-5)
+    assert (
+        trainer.regularizer.geometry.embeddings.data_ptr() == trainer.reference.get_input_embeddings().weight.data_ptr()
+    )
+
+
 def test_accumulation_and_minibatches_add_up(tmp_path: Path) -> None:
     """A rollout's one step is the same however it is cut into micro-batches."""
     ends = []

@@ -24,6 +24,7 @@ ALL: dict[str, Callable[[], Regularizer]] = {
     **{name: (lambda name=name: make_regularizer(name)) for name in REGULARIZERS if name != "wasserstein"},
     "paper": lambda: Wasserstein(GEOMETRY, "paper", k2=8),
     "semantic": lambda: Wasserstein(GEOMETRY, "semantic", k2=8),
+    "sum": lambda: ReverseKL() + 4 * Wasserstein(GEOMETRY, "semantic", k2=8),
 }
 each = pytest.mark.parametrize("name", ALL)
 

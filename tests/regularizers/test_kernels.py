@@ -112,6 +112,47 @@ def test_adversarial_rows(by_kernels: None) -> None:
             assert ours.penalty[4].abs() < 1e-4
 
 
+@pytest.mark.parametrize("other", ["reverse-kl", "forward-kl", "alpha"])
+def test_a_sum(other: str, by_kernels: None) -> None:
+    """Each part as by itself, and both against float64."""
+    policy, reference, tokens = logits(5, 300)
+    policy[1, 100:], reference[1, 90:], tokens[1] = -torch.inf, -torch.inf, 3
+    reference[2] = policy[2]
+    transport = Wasserstein(geometry(), k2=9)
+    ours = (make_regularizer(other) + 4 * transport)(policy, reference, tokens)
+    exact = make_regularizer(other) + 4 * Wasserstein(geometry(), k2=9, method="log")
+    expected = exact(policy.double(), reference.double(), tokens)
+    assert torch.equal(ours.diagnostics["semantic.divergence"], transport(policy, reference, tokens).divergence)
+    for name in ("penalty", "divergence"):
+        mine, theirs = getattr(ours, name).double(), getattr(expected, name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_with_reverse_kl_reads_the_logits_once(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wpr.transport.kernels import divergence, support
+
+    reads = []
+    original = support.block_statistics
+    monkeypatch.setattr(support, "block_statistics", lambda *x, **y: reads.append("support") or original(*x, **y))
+    monkeypatch.setattr(divergence, "block_statistics", lambda *x, **y: reads.append("divergence") or original(*x, **y))
+    monkeypatch.setattr(divergence, "divergence_sums", lambda *x, **y: reads.append("sums"))
+    (ReverseKL() + 4 * Wasserstein(geometry(), k2=9))(*logits(3, 300))
+    assert reads == ["support"]
+
+
+@pytest.mark.parametrize(
+    "transform", ["unit", "centre/unit", "unit/centre", "centre/remove-2/unit", "centre/whiten-0.5"]
+)
+def test_transforms(transform: str, by_kernels: None) -> None:
+    arguments = logits(3, 300)
+    weight = clustered_embeddings(words=100, size=33).to(torch.bfloat16).to(DEVICE)
+    made = TokenGeometry.from_embeddings(weight, neighbours=20, progress=False, transform=transform)
+    compare(
+        Wasserstein(made, k2=9)(*arguments),
+        Wasserstein(made, k2=9, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
+    )
+
+
 def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = logits(3, 300)
     regularizer = Wasserstein(geometry(), k2=6)
@@ -135,7 +176,7 @@ def test_every_second_position(by_kernels: None) -> None:
     """Its masses and ids lie farther apart in memory than they are long."""
     regularizer = Wasserstein(geometry(), k2=6)
     support = regularizer.reduce(*logits(4, 300))
-    whole, some = regularizer.finish(support), regularizer.finish(support[::2])
+    whole, some = regularizer.finish([support]), regularizer.finish([support[::2]])
     assert torch.equal(some.penalty, whole.penalty[::2])
     assert torch.equal(some.divergence, whole.divergence[::2])
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.problems import clustered_embeddings
-from wpr import TokenGeometry, Wasserstein, make_regularizer
+from wpr import ForwardKL, TokenGeometry, Wasserstein, make_regularizer
+from wpr.regularizers import Sum
 from wpr.regularizers.registry import REGULARIZERS
 from wpr.transport.support import log_masses
 
@@ -30,6 +31,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "semantic": lambda: Wasserstein(GEOMETRY, "semantic", k2=V, **EXACT),
     "semantic, k2=10": lambda: Wasserstein(GEOMETRY, "semantic", k2=10, **EXACT),
     "paper": lambda: Wasserstein(GEOMETRY, "paper", k2=10, scaled=True),
+    "sum": lambda: ForwardKL() + 4 * Wasserstein(GEOMETRY, "semantic", k2=10, **EXACT),
 }  # fmt: skip
 SHARP = {"reverse-kl", "chi-squared"}  # infinite where the policy emits what the reference cannot
 KINDS = ("plain", "sharp", "identical", "few tokens left", "one token left", "one-hot", "masks differ")
@@ -82,6 +84,10 @@ def finite_differences(
     """The gradient ``(P, V)`` in float64 (zero where a logit is -inf, for no change of it changes anything) and the
     mean size of the penalties ``(P, 1)``.
     """
+    if isinstance(regularizer, Sum):
+        parts = [(w, finite_differences(one, policy, reference, step)) for w, one in regularizer.parts]
+        gradient, size = (torch.stack([w * both[i] for w, both in parts]).sum(0) for i in range(2))
+        return gradient, size
     penalties, ids = (x.repeat_interleave(V, 0) for x in weights_and_ids(regularizer, policy, reference))
 
     def expected(change: float, penalties: Tensor = penalties) -> Tensor:

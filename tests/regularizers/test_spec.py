@@ -16,7 +16,7 @@ from wpr.config.recipe import ModelSettings
 from wpr.errors import UserError
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal
-from wpr.regularizers import Wasserstein
+from wpr.regularizers import Sum, Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.regularizers.wasserstein_settings import PRESETS
@@ -301,6 +301,72 @@ def test_texts_are_settings(text: str, settings: dict[str, Any]) -> None:
 def test_texts_that_say_nothing(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RegularizerSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["reverse-kl + 4*semantic", "rkl+4*semantic", " reverse-kl  +  4.0 * semantic ", "reverse-kl + 4e0*semantic"],
+)
+def test_sums_in_a_text(text: str) -> None:
+    spec = RegularizerSpec.parse(text)
+    assert spec == RegularizerSpec.from_plain([{"name": "reverse-kl"}, {"name": "semantic", "weight": 4.0}])
+    assert [part.weight for part in spec.parts] == [1.0, 4.0]
+
+
+def test_a_sum_can_be_written_and_read() -> None:
+    spec = RegularizerSpec.parse("reverse-kl + 4*semantic:lam=1e+1,transform=centre/unit + 0.5*alpha:alpha=0.3")
+    assert RegularizerSpec.from_plain(spec.given()) == spec
+    assert RegularizerSpec.from_plain(spec.resolved()).resolved() == spec.resolved()
+    assert spec.costs.transform == "centre/unit"
+    assert spec.parts[1].settings().lam == 10.0
+
+
+def test_a_sum_is_built_on_one_geometry() -> None:
+    weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    built = RegularizerSpec.parse("2*reverse-kl + 4*semantic + paper").build(weight)
+    assert isinstance(built, Sum)
+    assert [part_weight for part_weight, _ in built.parts] == [2.0, 4.0, 1.0]
+    assert built.geometry is not None
+    alone = RegularizerSpec.parse("3*reverse-kl").build()
+    assert isinstance(alone, Sum)
+    assert alone.parts[0][0] == 3.0
+
+
+def test_a_sum_on_a_small_vocabulary() -> None:
+    fitted, notes = RegularizerSpec.parse("reverse-kl + 4*semantic").fitted(50)
+    assert fitted.costs.neighbours == 49
+    assert fitted.parts[1].settings().k2 == 50
+    assert len(notes) == 2
+    assert RegularizerSpec.parse("reverse-kl + semantic:k2=60").check_vocabulary(50) is not None
+
+
+def test_runs_from_before_transforms_stay_the_same() -> None:
+    assert "transform" not in RegularizerSpec.parse("semantic").resolved()
+    assert RegularizerSpec.parse("semantic:transform=unit").resolved()["transform"] == "unit"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reverse-kl + 0*semantic", "weight=0.0 of semantic must be a finite positive number"),
+        ("semantic + paper:neighbours=4", "parts of a sum have neighbours=512 and neighbours=4; they are measured on"),
+        ("semantic + paper:k2=4", "parts of a sum have k2=128 and k2=4"),
+        ("semantic:transform=unit + paper", "parts of a sum have transform=unit and transform=none"),
+        ("reverse-kl + nothing", "there is no regularizer 'nothing'"),
+        ("reverse-kl +", "there is no regularizer 'reverse-kl \\+'"),
+        ("semantic:transform=units", "transform='units' has the step 'units'"),
+    ],
+)
+def test_sums_that_make_no_sense(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RegularizerSpec.parse(text)
+
+
+def test_a_sum_of_nothing_and_of_sums() -> None:
+    with pytest.raises(ValueError, match="a sum of nothing"):
+        RegularizerSpec.from_plain([])
+    with pytest.raises(ValueError, match="a sum within a sum"):
+        RegularizerSpec.sum_of([RegularizerSpec.parse("rkl + fkl")])
 
 
 def test_unknown_settings_are_named() -> None:

@@ -75,7 +75,7 @@ def test_other_settings_are_refused(path: Path, weight: torch.Tensor) -> None:
 
 def test_older_and_foreign_formats_are_refused(path: Path, weight: torch.Tensor) -> None:
     rewrite(path, version="0")
-    with pytest.raises(GeometryFileError, match="format version 0, this release reads version 1"):
+    with pytest.raises(GeometryFileError, match="format version 0, this release reads version 2"):
         TokenGeometry.load(path, weight)
     rewrite(path, format="something else")
     with pytest.raises(GeometryFileError, match="not a geometry file"):

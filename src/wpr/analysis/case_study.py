@@ -168,7 +168,7 @@ def case_study(
         cost = transport.cost if wasserstein.settings.scaled else transport.cost / geometry.scale
         by_position = {
             "kl": kl(policy, reference, drawn).penalty,
-            "wpr": wasserstein.finish(support).penalty,
+            "wpr": wasserstein.finish([support]).penalty,
             "moved": (flow - torch.diag_embed(stayed)).sum((-2, -1)),
             **_unmatched(transport),
         }

@@ -152,7 +152,7 @@ def infeasible(wasserstein: Wasserstein, support: Support) -> Tensor:
 def _solve(wasserstein: Wasserstein, support: Support, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """Penalties of the drawn tokens, marginal errors, changes: three ``(P,)`` on the CPU."""
     values = asdict(wasserstein.settings) | {"iterations": iterations, "tolerance": 0.0}
-    out = Wasserstein(wasserstein.geometry, wasserstein.preset, method=wasserstein.method, **values).finish(support)
+    out = Wasserstein(wasserstein.geometry, wasserstein.preset, method=wasserstein.method, **values).finish([support])
     return out.penalty.cpu(), out.diagnostics["marginal_error"].cpu(), out.diagnostics["change"].cpu()
 
 

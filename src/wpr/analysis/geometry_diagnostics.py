@@ -164,7 +164,7 @@ def analyze_model(
     """
     made = {}
     for text in settings:
-        if not parse_option(text).is_wasserstein:
+        if parse_option(text).name != "wasserstein":
             raise OptionError(f"--setting {text} has no geometry; name Wasserstein settings, as paper or semantic")
         given = {key: value for key, value in (changes or {}).items() if value is not None}
         label = ":".join(filter(None, [text, ",".join(f"{key}={value}" for key, value in given.items())]))

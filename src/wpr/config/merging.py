@@ -38,6 +38,12 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
             merged[key] = merge(without_old(key, below, value), value)
+        elif isinstance(value, Mapping) and isinstance(below, list) and not RESETS.get(key, {}).keys() & value.keys():
+            setting = f"{key}.{next(iter(value), '')}"
+            raise RecipeError(
+                f"{setting} is set, but {key} is a list (a sum): which part is meant? Write the whole list, or name "
+                f"another {key} with {key}.name"
+            )
         else:
             merged[key] = copy.deepcopy(value)
     return merged

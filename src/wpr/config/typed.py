@@ -91,6 +91,15 @@ def build(kind: type, values: Any, section: str, where: Where) -> Any:
         raise RecipeError(f"{where(section)}: {section}: {error}") from None
 
 
+def _summed(kind: Any, values: list[Any], section: str, where: Where) -> Any:
+    """A list of settings, where ``kind`` has sums."""
+    parts = [build(kind, part, f"{section}.{number}", where) for number, part in enumerate(values)]
+    try:
+        return kind.sum_of(parts)
+    except ValueError as error:
+        raise RecipeError(f"{where(section)}: {section}: {error}") from None
+
+
 def convert(value: Any, hint: Any, key: str, where: Where) -> Any:
     """``value`` as the type ``hint``, or an error that names both. Whole numbers serve as floats, no more is bent."""
     fits, result = _fit(value, hint, key, where)
@@ -116,6 +125,8 @@ def _fit(value: Any, hint: Any, key: str, where: Where) -> tuple[bool, Any]:
     if hint is None or hint is type(None):
         return value is None, value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, list) and hasattr(hint, "sum_of"):
+            return True, _summed(hint, value, key, where)
         return isinstance(value, Mapping), build(hint, value, key, where) if isinstance(value, Mapping) else value
     if hint is bool:
         return isinstance(value, bool), value

@@ -176,10 +176,11 @@ def against_before(after: list[Response], before: list[Response], times: int) ->
 def study(trainer: Any, rows: list[Response], path: Path) -> None:
     """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``."""
     from wpr.analysis.case_study import study_response
-    from wpr.regularizers import ReverseKL, Wasserstein
+    from wpr.regularizers import ReverseKL
+    from wpr.regularizers.sums import transports_of
 
-    own = trainer.regularizer
-    regularizers = [one for one in (own, *trainer.eval_regularizers.values()) if isinstance(one, Wasserstein)]
+    measured = (trainer.regularizer, *trainer.eval_regularizers.values())
+    regularizers = [transport for one in measured for transport in transports_of(one)]
     if not regularizers or not rows or is_sharded(trainer.accelerator) or not is_main_process():
         return
     wasserstein = regularizers[0]

@@ -86,7 +86,7 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
     if accelerator.is_main_process:
         try:
             geometry = TokenGeometry.from_embeddings(weight, **options)
-            names = ("neighbours", "radius", "nearest", "alive", "scale", "scale_rule")
+            names = ("neighbours", "radius", "nearest", "alive", "scale", "scale_rule", "transform", "source")
             parts = {name: getattr(geometry, name) for name in names}
             measured = [{name: part.cpu() if isinstance(part, Tensor) else part for name, part in parts.items()}]
         except Exception as error:  # sent, so that the others do not wait for ever
@@ -97,7 +97,8 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
     here: dict[str, Any] = {
         name: part.to(weight.device) if isinstance(part, Tensor) else part for name, part in measured[0].items()
     }
-    return TokenGeometry(embeddings=weight, metric=resolve_metric(options.get("metric", "euclidean")), **here)
+    embeddings = here["transform"](weight)
+    return TokenGeometry(embeddings=embeddings, metric=resolve_metric(options.get("metric", "euclidean")), **here)
 
 
 def place_frozen(model: Any, accelerator: Any) -> Any:

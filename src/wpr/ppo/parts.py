@@ -26,7 +26,7 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
-from wpr.regularizers import Regularizer, Wasserstein
+from wpr.regularizers import Regularizer, Sum, Wasserstein
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
@@ -255,9 +255,9 @@ def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerato
             logger.warning("regularizer=%s: %s", regularizer, note)
         measured = build_geometry_once(weight, accelerator, **spec.costs.options())
         regularizer = spec.build(weight, {spec.costs: measured})
-    elif isinstance(regularizer, Wasserstein):
+    elif isinstance(regularizer, Wasserstein | Sum):
         weight = whole_embeddings(plain_model(reference))
-    if not isinstance(regularizer, Wasserstein):
+    if not isinstance(regularizer, Wasserstein | Sum) or regularizer.geometry is None:
         return regularizer
     geometry = regularizer.geometry
     if geometry.vocabulary != weight.shape[0]:

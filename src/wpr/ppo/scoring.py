@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ from wpr.language_models import Module, as_reference, logits_of, plain_model
 from wpr.ppo.measures import LogitsError, Measures, token_statistics
 from wpr.regularizers import Regularizer, RegularizerOutput
 from wpr.regularizers.regularizer import TwoPhaseRegularizer
-from wpr.transport.support import Support
 
 
 def slice_count(positions: int, vocabulary: int, memory_mb: float, bytes_per_logit: int) -> int:
@@ -75,26 +75,19 @@ class SlicedPenalties:
 
     def __init__(self, regularizer: Regularizer) -> None:
         self.regularizer = regularizer
-        self._outputs: list[RegularizerOutput] = []
-        self._supports: list[Support] = []
+        self._slices: list[Any] = []
 
     def add(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> None:
         """The next slice: logits ``(p, V)`` and sampled tokens ``(p,)``."""
-        if isinstance(self.regularizer, TwoPhaseRegularizer):
-            self._supports.append(self.regularizer.reduce(policy_logits, reference_logits, tokens))
-        else:
-            self._outputs.append(self.regularizer(policy_logits, reference_logits, tokens))
+        two_phases = isinstance(self.regularizer, TwoPhaseRegularizer)
+        work = self.regularizer.reduce if two_phases else self.regularizer  # type: ignore[attr-defined]
+        self._slices.append(work(policy_logits, reference_logits, tokens))
 
     def result(self) -> RegularizerOutput:
         """Of all positions, in the order in which they came. There must have been a slice."""
         if isinstance(self.regularizer, TwoPhaseRegularizer):
-            return self.regularizer.finish(Support.join(self._supports))
-        outputs = self._outputs
-        return RegularizerOutput(
-            torch.cat([out.penalty for out in outputs]),
-            torch.cat([out.divergence for out in outputs]),
-            {name: torch.cat([out.diagnostics[name] for out in outputs]) for name in outputs[0].diagnostics},
-        )
+            return self.regularizer.finish(self._slices)
+        return RegularizerOutput.join(self._slices)
 
 
 class PositionScorer:

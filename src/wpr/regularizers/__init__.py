@@ -12,6 +12,7 @@ from wpr.regularizers.f_divergences import (
 )
 from wpr.regularizers.registry import make_regularizer, register
 from wpr.regularizers.regularizer import Regularizer, RegularizerOutput
+from wpr.regularizers.sums import Sum
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS, WassersteinSettings
 
@@ -26,6 +27,7 @@ __all__ = [
     "RegularizerOutput",
     "ReverseKL",
     "SquaredHellinger",
+    "Sum",
     "TotalVariation",
     "Wasserstein",
     "WassersteinSettings",

@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from wpr.regularizers.regularizer import (
+    Combinable,
     Gauge,
     RegularizerOutput,
     check_inputs,
@@ -44,12 +45,16 @@ from wpr.regularizers.regularizer import (
     validate_with_one_sync,
 )
 from wpr.transport import kernels
-from wpr.transport.support import refuse_rows_without_total, row_slices, working_dtype
+from wpr.transport.support import Support, refuse_rows_without_total, row_slices, working_dtype
+
+if TYPE_CHECKING:
+    from wpr.transport.kernels.divergence import Sums
+    from wpr.transport.kernels.support import ReducedLogits
 
 Estimator = Literal["gradient", "paper"]
 
 
-class FDivergence(ABC):
+class FDivergence(Combinable, ABC):
     """A divergence ``sum_v q_v f(p_v / q_v)``; subclasses state its formulas in ``d = log(p/q)``.
 
     estimator: ``"gradient"`` penalises with f'(u), ``"paper"`` with f(u)/u.
@@ -91,7 +96,7 @@ class FDivergence(ABC):
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
-        if self._by_kernels(policy_logits, reference_logits):
+        if self.uses_kernels(policy_logits, reference_logits):
             return self._call_by_kernels(policy_logits, reference_logits, tokens)
         tokens = check_inputs(policy_logits, reference_logits, tokens)
         penalties, divergences = [], []
@@ -104,7 +109,7 @@ class FDivergence(ABC):
             divergences.append(_sum_over_vocabulary(self.terms(log_p, log_q), log_p, log_q))
         return RegularizerOutput(torch.cat(penalties), torch.cat(divergences))
 
-    def _by_kernels(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
+    def uses_kernels(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
         """Whether the Triton kernels do the work: they know this module's formulas by name, and none of a subclass."""
         if torch.float64 in (policy_logits.dtype, reference_logits.dtype) or not kernels.chosen(policy_logits.device):
             return False
@@ -118,15 +123,37 @@ class FDivergence(ABC):
         tokens = check_shapes(policy_logits, reference_logits, tokens)
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
             sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
-        vocabulary = policy_logits.shape[-1]
-        here = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
+        out, token_p = self._from_sums(policy_logits, reference_logits, tokens, sums)
+        validate_with_one_sync(tokens, policy_logits.shape[-1], sums.log_policy, sums.log_reference, token_p)
+        return out
+
+    def beside_transport(
+        self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, reduced: ReducedLogits
+    ) -> RegularizerOutput:
+        """The same where the logits were reduced for a Wasserstein penalty, whose read of them gave the log-sum-exps:
+        reverse KL needs no other read, the others one. Nothing is refused here.
+        """
+        from wpr.transport.kernels.divergence import Sums, divergence_sums
+
+        totals = reduced.log_policy, reduced.log_reference
+        if self.name == "reverse-kl" and reduced.reverse_kl is not None:
+            sums = Sums(reduced.reverse_kl, torch.zeros_like(reduced.reverse_kl), *totals)
+        else:
+            with torch.cuda.device_of(policy_logits):
+                sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5), totals)
+        return self._from_sums(policy_logits, reference_logits, tokens, sums)[0]
+
+    def _from_sums(
+        self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, sums: Sums
+    ) -> tuple[RegularizerOutput, Tensor]:
+        """The output, and the log-probabilities of the tokens ``(P,)`` under the policy."""
+        here = tokens.clamp(0, policy_logits.shape[-1] - 1).unsqueeze(-1)
         token_p = policy_logits.gather(-1, here).squeeze(-1).float() - sums.log_policy
         token_q = reference_logits.gather(-1, here).squeeze(-1).float() - sums.log_reference
-        validate_with_one_sync(tokens, vocabulary, sums.log_policy, sums.log_reference, token_p)
         penalty = self._penalty(token_p - token_q)
         if self.gauge == "value" and self.estimator == "gradient":
             penalty = penalty + sums.offset.masked_fill(~sums.offset.isfinite(), 0)
-        return RegularizerOutput(penalty, sums.terms)
+        return RegularizerOutput(penalty, sums.terms), token_p
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
         """See `Regularizer.loss`. ``tokens`` are not needed: the expectation runs over the whole vocabulary."""
@@ -144,6 +171,16 @@ class FDivergence(ABC):
         # p * penalty, formed above without 0 * inf; its gradient in log p, the penalty held constant, is itself.
         carrier = 1 + (log_p - log_p.detach()).masked_fill(impossible, 0)
         return (weighted.masked_fill(impossible, 0) * carrier).sum(-1)
+
+    @torch.no_grad()
+    def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Penalties of all entries of a support ``(P, n)``, which is taken for the whole vocabulary, the divergence
+        ``(P,)``, and no diagnostics.
+        """
+        log_p, log_q = support.log_policy, support.log_reference
+        penalties = self._penalty(log_p - log_q) + self._offset(log_p, log_q).unsqueeze(-1)
+        nothing = (log_p == -torch.inf) & (log_q == -torch.inf)
+        return penalties.masked_fill(nothing, 0), _sum_over_vocabulary(self.terms(log_p, log_q), log_p, log_q), {}
 
     def weighted_derivative(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """``p f'(u)``, finite also where f'(u) is not."""

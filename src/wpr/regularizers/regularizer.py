@@ -5,14 +5,17 @@ Notation for shapes: ``P`` positions, ``V`` vocabulary. The caller flattens and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from wpr.transport.support import Support, refuse_rows_without_total
+from wpr.transport.support import refuse_rows_without_total
+
+if TYPE_CHECKING:
+    from wpr.regularizers.sums import Sum
 
 Gauge = Literal["raw", "value"]
 """What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
@@ -32,6 +35,17 @@ class RegularizerOutput:
     penalty: Tensor
     divergence: Tensor
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def join(parts: Sequence[RegularizerOutput]) -> RegularizerOutput:
+        """The outputs of several groups of positions, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return RegularizerOutput(
+            torch.cat([part.penalty for part in parts]),
+            torch.cat([part.divergence for part in parts]),
+            {name: torch.cat([part.diagnostics[name] for part in parts]) for name in parts[0].diagnostics},
+        )
 
 
 @runtime_checkable
@@ -59,13 +73,31 @@ class TwoPhaseRegularizer(Regularizer, Protocol):
     and the work is then done for all positions together, in as large batches as a GPU likes.
     """
 
-    def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Support:
+    def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Any:
         """What is kept of a slice's logits."""
         ...
 
-    def finish(self, reduced: Support) -> RegularizerOutput:
-        """The penalties of all positions that were reduced, slices joined by `Support.join`."""
+    def finish(self, slices: Sequence[Any]) -> RegularizerOutput:
+        """The penalties of all positions, from what `reduce` kept of each slice."""
         ...
+
+
+class Combinable:
+    """Gives a regularizer ``+``, and ``*`` by a positive number: see `wpr.regularizers.sums`."""
+
+    def __add__(self, other: Any) -> Sum:
+        return NotImplemented if not isinstance(other, Regularizer) else _sum([(1.0, self), (1.0, other)])
+
+    def __mul__(self, weight: Any) -> Sum:
+        return _sum([(weight, self)])
+
+    __rmul__ = __mul__
+
+
+def _sum(parts: Sequence[tuple[Any, Any]]) -> Sum:
+    from wpr.regularizers.sums import Sum
+
+    return Sum(parts)
 
 
 def check_inputs(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> Tensor:

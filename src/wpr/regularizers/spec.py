@@ -4,6 +4,8 @@
     semantic, paper                    the presets of the Wasserstein penalty are names too
     semantic:lam=10,neighbours=all     a name with settings, on a command line
     {name: semantic, lam: 10}          the same in a recipe
+    reverse-kl + 4*semantic:lam=10     a sum, see `sums`
+    [{name: reverse-kl}, {name: semantic, weight: 4}]    the same in a recipe
 
 A setting that is not given is left at its preset's or class's default. The paper's k1 and k2 are lowered to a smaller
 vocabulary, and a note says so, unless they were asked for by number: then the vocabulary is refused.
@@ -13,20 +15,26 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from torch import Tensor
 
 from wpr.regularizers.f_divergences import Alpha, Estimator
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.regularizer import Regularizer
+from wpr.regularizers.sums import Sum, check_weight
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings, refuse_unknown_settings
 from wpr.transport.geometry import NEIGHBOURS, TokenGeometry
+from wpr.transport.transforms import NONE, steps_of
+
+_PLUS = re.compile(r"\s*\+\s*(?=[A-Za-z]|[0-9.]+(?:e[-+]?[0-9]+)?\s*\*)")
+_WEIGHTED = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?)\s*\*\s*(.*)")
 
 SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
 """What is compared where nothing else is asked for: the usual regularizer, the control without geometry, the paper's
@@ -39,6 +47,7 @@ class GeometrySpec:
     """How costs between tokens come about.
 
     metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings.
+    transform: what is done to embeddings first, such as ``centre/unit``: see `wpr.transport.transforms`.
     neighbours: the paper's k1, or ``all``.
     scale: unit of cost: ``median-nn``, ``none``, or a number.
     embeddings: a model of the same tokenizer (folder or hub name) whose embeddings give the costs; None: the
@@ -46,11 +55,13 @@ class GeometrySpec:
     """
 
     metric: Literal["euclidean", "cosine"] = "euclidean"
+    transform: str = NONE
     neighbours: int | Literal["all"] = NEIGHBOURS
     scale: float | Literal["median-nn", "none"] = "median-nn"
     embeddings: str | None = None
 
     def __post_init__(self) -> None:
+        steps_of(self.transform)
         if isinstance(self.neighbours, int) and self.neighbours < 1:
             raise ValueError(f"neighbours={self.neighbours} must be 1 or more, or all")
         if isinstance(self.scale, str) and self.scale not in ("median-nn", "none"):
@@ -62,6 +73,7 @@ class GeometrySpec:
         """Those of `TokenGeometry.from_embeddings`."""
         return {
             "metric": self.metric,
+            "transform": self.transform,
             "neighbours": None if self.neighbours == "all" else self.neighbours,
             "scale": None if self.scale == "none" else self.scale,
         }
@@ -82,6 +94,7 @@ class RegularizerSpec:
 
     name: of `registry`, no alias. preset: of ``wasserstein``, else None.
     geometry: settings of `GeometrySpec` that were given.
+    weight: in a sum. parts: of a sum, whose name is ``sum``; it has no settings of its own.
     overrides: other settings that were given: of the Wasserstein penalty those of `WassersteinSettings`; of
         f-divergences ``estimator`` (``gradient``, or ``paper`` for the paper's penalty f(u)/u) and ``gauge``; ``alpha``
         of ``alpha``.
@@ -91,9 +104,32 @@ class RegularizerSpec:
     preset: Preset | None = "semantic"
     geometry: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+    parts: tuple[RegularizerSpec, ...] = ()
 
     @classmethod
-    def from_settings(cls, name: str = "wasserstein", preset: Preset | None = None, **settings: Any) -> Self:
+    def from_plain(cls, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> RegularizerSpec:
+        """From what `given` or `resolved` returned: settings, or a list of them for a sum."""
+        return cls.from_settings(**values) if isinstance(values, Mapping) else cls.sum_of(map(cls.from_plain, values))
+
+    @classmethod
+    def sum_of(cls, parts: Iterable[RegularizerSpec]) -> RegularizerSpec:
+        """A sum. Parts with a geometry must agree on it and on k2: they are measured on one support."""
+        listed = tuple(parts)
+        if not listed:
+            raise ValueError("a sum of nothing; list at least one regularizer")
+        first = next((part for part in listed if part.is_wasserstein), None)
+        for part in listed:
+            if part.parts:
+                raise ValueError("a sum within a sum; list all parts side by side")
+            if first is not None and part.is_wasserstein:
+                _check_one_support(first, part)
+        return cls("sum", None, parts=listed)
+
+    @classmethod
+    def from_settings(
+        cls, name: str = "wasserstein", preset: Preset | None = None, weight: float | None = None, **settings: Any
+    ) -> RegularizerSpec:
         """From flat settings, as a recipe has them; None leaves one at its default."""
         key = "wasserstein" if name in PRESETS else ALIASES.get(name, name)
         if key not in REGULARIZERS:
@@ -107,15 +143,21 @@ class RegularizerSpec:
         if key == "wasserstein":
             preset = typing.cast(Preset, name) if name in PRESETS else preset or "semantic"
         geometry = {setting: value for setting, value in given.items() if setting in GEOMETRY}
-        spec = cls(key, preset, geometry, {k: v for k, v in given.items() if k not in GEOMETRY})
+        if weight is not None:
+            check_weight(weight, name)
+        spec = cls(key, preset, geometry, {k: v for k, v in given.items() if k not in GEOMETRY}, weight or 1.0)
         spec.resolved()  # checks the values
         if key != "wasserstein":
             make_regularizer(key, **spec.overrides)
         return spec
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """``NAME`` or ``NAME:key=value,...``."""
+    def parse(cls, text: str) -> RegularizerSpec:
+        """``NAME`` or ``NAME:key=value,...``, or a sum of these, ``NAME + WEIGHT*NAME``."""
+        if len(terms := _PLUS.split(text)) > 1:
+            return cls.sum_of(cls.parse(term) for term in terms)
+        weighted = _WEIGHTED.fullmatch(text.strip())
+        weight, text = (float(weighted[1]), weighted[2]) if weighted else (None, text.strip())
         name, _, listed = text.partition(":")
         if name not in names():
             close = difflib.get_close_matches(name.lower(), names(), 1)
@@ -133,55 +175,78 @@ class RegularizerSpec:
                     f"{', '.join(one for one in known if one != 'name')}"
                 )
             values[key] = from_text(value, known[key], key)
-        return cls.from_settings(name, **values)
+        return cls.from_settings(name, **{"weight": weight} | values)
 
     @staticmethod
     def setting_types() -> dict[str, Any]:
         """Names and types of everything that `from_settings` takes."""
-        return {"name": str, "preset": Preset | None, **GEOMETRY, **SOLVER, **F_DIVERGENCE}
+        return {"name": str, "preset": Preset | None, **GEOMETRY, **SOLVER, **F_DIVERGENCE, "weight": float | None}
+
+    @property
+    def transport(self) -> RegularizerSpec | None:
+        """The part with a geometry, of a sum the first one; None where there is none."""
+        if self.parts:
+            return next((part for part in self.parts if part.transport is not None), None)
+        return self if self.name == "wasserstein" else None
 
     @property
     def is_wasserstein(self) -> bool:
         """Whether it has a geometry."""
-        return self.name == "wasserstein"
+        return self.transport is not None
 
     @property
     def costs(self) -> GeometrySpec:
         """The geometry, defaults written out."""
-        return GeometrySpec(**self.geometry)
+        return GeometrySpec(**(self.transport or self).geometry)
 
     def settings(self) -> WassersteinSettings:
         """Of the Wasserstein penalty, defaults written out."""
         return replace(PRESETS[self.preset or "semantic"], **self.overrides)
 
-    def given(self) -> dict[str, Any]:
-        """Flat settings that `from_settings` makes the same of."""
+    def given(self) -> Any:
+        """Flat settings that `from_plain` makes the same of; a list of them for a sum."""
+        if self.parts:
+            return [part.given() for part in self.parts]
         preset = {} if self.preset is None else {"preset": self.preset}
-        return {"name": self.name, **preset, **self.geometry, **self.overrides}
+        return {"name": self.name, **preset, **self.geometry, **self.overrides, **self._weight}
 
-    def resolved(self) -> dict[str, Any]:
-        """Everything that decides the penalty, flat, defaults written out."""
+    def resolved(self) -> Any:
+        """Everything that decides the penalty, flat, defaults written out; a list of that for a sum."""
+        if self.parts:
+            return [part.resolved() for part in self.parts]
         if self.is_wasserstein:
             geometry, settings = dataclasses.asdict(self.costs), dataclasses.asdict(self.settings())
-            return {"name": self.name, "preset": self.preset, **geometry, **settings}
+            if geometry["transform"] == NONE:  # runs from before there were transforms are the same runs
+                del geometry["transform"]
+            return {"name": self.name, "preset": self.preset, **geometry, **settings, **self._weight}
         values: dict[str, Any] = {"name": self.name, "estimator": "gradient", "gauge": "value"}
         if self.name == "alpha":
             values["alpha"] = Alpha().alpha
-        return values | dict(self.overrides)
+        return values | dict(self.overrides) | self._weight
 
-    def changed(self, **settings: Any) -> Self:
-        """With other settings; None leaves one as it is."""
+    @property
+    def _weight(self) -> dict[str, float]:
+        return {} if self.weight == 1 else {"weight": self.weight}
+
+    def changed(self, **settings: Any) -> RegularizerSpec:
+        """With other settings, of a sum those of its parts that have them; None leaves one as it is."""
         given = {name: value for name, value in settings.items() if value is not None}
-        return type(self).from_settings(**(self.given() | given))
+        if self.parts:
+            return self.sum_of(
+                part.changed(**{name: value for name, value in given.items() if has_setting(part.name, name)})
+                for part in self.parts
+            )
+        return self.from_settings(**(self.given() | given))
 
-    def fitted(self, vocabulary: int) -> tuple[Self, list[str]]:
+    def fitted(self, vocabulary: int) -> tuple[RegularizerSpec, list[str]]:
         """The same on a vocabulary of so many tokens, and notes on what had to be lowered. What was asked for by number
         is refused: see `check_vocabulary`.
         """
         fault = self.check_vocabulary(vocabulary)
         if fault is not None:
             raise ValueError(fault[1])
-        if not self.is_wasserstein:
+        transport = self.transport
+        if transport is None:
             return self, []
         lowered: dict[str, Any] = {}
         notes = []
@@ -189,7 +254,7 @@ class RegularizerSpec:
         if isinstance(neighbours, int) and neighbours >= vocabulary:
             lowered["neighbours"] = vocabulary - 1
             notes.append(f"k1 is {vocabulary - 1}, all other tokens of a vocabulary of {vocabulary}.")
-        if self.settings().k2 > vocabulary:
+        if transport.settings().k2 > vocabulary:
             lowered["k2"] = vocabulary
             notes.append(f"k2 is {vocabulary}, the whole vocabulary.")
         return self.changed(**lowered), notes
@@ -198,7 +263,8 @@ class RegularizerSpec:
         """The first of k1 and k2 that was asked for by a number beyond a vocabulary of so many tokens, and what to do
         about it.
         """
-        k1, k2 = self.geometry.get("neighbours"), self.overrides.get("k2")
+        given = self.transport or self
+        k1, k2 = given.geometry.get("neighbours"), given.overrides.get("k2")
         if k2 is not None and k2 > tokens:
             return "k2", f"k2={k2} exceeds the vocabulary ({tokens} tokens); set k2 to {tokens} or less"
         if isinstance(k1, int) and k1 >= tokens:
@@ -215,15 +281,32 @@ class RegularizerSpec:
 
         cache: geometries that were measured before, and where this one is put: measuring a vocabulary takes a while.
         """
+        cache = {} if cache is None else cache
+        if self.parts:
+            return Sum([(part.weight, replace(part, weight=1.0).build(embeddings, cache)) for part in self.parts])
+        built = self._build(embeddings, cache)
+        return built if self.weight == 1 else Sum([(self.weight, built)])
+
+    def _build(self, embeddings: Tensor | None, cache: MutableMapping[GeometrySpec, TokenGeometry]) -> Regularizer:
         if not self.is_wasserstein:
             return make_regularizer(self.name, **self.overrides)
         if embeddings is None:
             raise ValueError(f"{self.preset} has costs between tokens: pass the reference model's embeddings (V, d)")
         spec, _ = self.fitted(len(embeddings))
-        cache = {} if cache is None else cache
         if spec.costs not in cache:
             cache[spec.costs] = TokenGeometry.from_embeddings(embeddings, **spec.costs.options())
         return Wasserstein(cache[spec.costs], spec.preset or "semantic", **dataclasses.asdict(spec.settings()))
+
+
+def _check_one_support(first: RegularizerSpec, other: RegularizerSpec) -> None:
+    geometries = dataclasses.asdict(first.costs), dataclasses.asdict(other.costs)
+    values = [one | {"k2": spec.settings().k2} for one, spec in zip(geometries, (first, other), strict=True)]
+    for name in values[0]:
+        if values[0][name] != values[1][name]:
+            raise ValueError(
+                f"the parts of a sum have {name}={values[0][name]} and {name}={values[1][name]}; they are measured on "
+                "one support: set both alike"
+            )
 
 
 def names() -> list[str]:
@@ -234,7 +317,7 @@ def names() -> list[str]:
 def has_setting(name: str, setting: str) -> bool:
     """Whether a setting has a meaning for the regularizer of that name."""
     known = "wasserstein" if name in PRESETS else ALIASES.get(name, name)
-    if setting in ("name", "gauge"):
+    if setting in ("name", "gauge", "weight"):
         return True
     if setting == "preset":
         return known == "wasserstein" and name not in PRESETS

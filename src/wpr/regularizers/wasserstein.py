@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from wpr.regularizers.regularizer import (
+    Combinable,
     RegularizerOutput,
     check_inputs,
     check_shapes,
@@ -37,6 +38,9 @@ from wpr.transport.precision import full_precision
 from wpr.transport.problem import Solution, mean_potential
 from wpr.transport.sinkhorn import chunk_size, make_problem, solve_balanced, solve_self, solve_unbalanced
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
+
+if TYPE_CHECKING:
+    from wpr.transport.kernels.support import ReducedLogits
 
 KERNEL_COST_BYTES = 640 << 20
 """Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
@@ -59,7 +63,7 @@ class TransportPlan:
     reference_at_rest: Tensor
 
 
-class Wasserstein:
+class Wasserstein(Combinable):
     """A penalty that knows which tokens mean nearly the same.
 
     Example::
@@ -113,7 +117,7 @@ class Wasserstein:
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
         support, refuse = self._reduce(policy_logits, reference_logits, tokens)
-        out = self.finish(support)
+        out = self.finish([support])
         refuse()
         return out
 
@@ -125,8 +129,9 @@ class Wasserstein:
         return support
 
     @torch.no_grad()
-    def finish(self, reduced: Support) -> RegularizerOutput:
+    def finish(self, slices: Sequence[Support]) -> RegularizerOutput:
         """See `TwoPhaseRegularizer.finish`."""
+        reduced = Support.join(slices)
         penalties, divergence, diagnostics = self.penalties(reduced)
         sampled = reduced.sampled.unsqueeze(-1)
         return RegularizerOutput(penalties.gather(-1, sampled).squeeze(-1), divergence, diagnostics)
@@ -150,7 +155,7 @@ class Wasserstein:
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
         rows, n = support.ids.shape
-        if self._by_kernels(support.log_policy):
+        if self.uses_kernels(support.log_policy):
             step = max(1, KERNEL_COST_BYTES // (n * (n + 16) * 4))
         else:
             step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
@@ -167,7 +172,7 @@ class Wasserstein:
         """The support that the penalties of these positions are computed on, from checked inputs."""
         tokens = check_inputs(policy_logits, reference_logits, tokens)
         self._check(policy_logits)
-        if self._by_kernels(policy_logits, reference_logits):
+        if self.uses_kernels(policy_logits, reference_logits):
             from wpr.transport.kernels.support import truncate as truncate_by_kernels
 
             with torch.cuda.device_of(policy_logits):
@@ -181,19 +186,25 @@ class Wasserstein:
         the only one that makes the host wait for the device, so it can be put off until all work has been handed over.
         """
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
-        if not self._by_kernels(policy_logits, reference_logits):
-            support = self.support(policy_logits, reference_logits, tokens)
-            return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)
+        if self.uses_kernels(policy_logits, reference_logits):
+            reduced, refuse = self.reduce_by_kernels(policy_logits, reference_logits, tokens)
+            return reduced.support, refuse
+        support = self.support(policy_logits, reference_logits, tokens)
+        return support, lambda: refuse_impossible_tokens(support.log_of_sampled, tokens)
+
+    def reduce_by_kernels(
+        self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, with_kl: bool = False
+    ) -> tuple[ReducedLogits, Callable[[], None]]:
+        """The same by the kernels, with what else their one read of the logits gives: see `ReducedLogits`."""
         from wpr.transport.kernels.support import reduce_logits
 
         tokens = check_shapes(policy_logits, reference_logits, tokens)
         self._check(policy_logits)
         vocabulary = self.geometry.vocabulary
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
-            reduced = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2)
-        support, log_policy, log_reference = reduced
-        return support, lambda: validate_with_one_sync(
-            tokens, vocabulary, log_policy, log_reference, support.log_of_sampled
+            reduced = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2, with_kl)
+        return reduced, lambda: validate_with_one_sync(
+            tokens, vocabulary, reduced.log_policy, reduced.log_reference, reduced.support.log_of_sampled
         )
 
     def _check(self, policy_logits: Tensor) -> None:
@@ -209,7 +220,7 @@ class Wasserstein:
                 f"geometry.to({str(policy_logits.device)!r})"
             )
 
-    def _by_kernels(self, *tensors: Tensor) -> bool:
+    def uses_kernels(self, *tensors: Tensor) -> bool:
         """Whether the Triton kernels do the work on these tensors."""
         if self.method != "auto" or any(tensor.dtype == torch.float64 for tensor in tensors):
             return False
@@ -227,7 +238,7 @@ class Wasserstein:
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         s = self.settings
-        if self._by_kernels(support.log_policy):
+        if self.uses_kernels(support.log_policy):
             return self._penalties_by_kernels(support)
         cross, own = self._solve(support)
         problem = cross.problem

@@ -12,6 +12,7 @@ of a support.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from wpr.transport.distances import Metric, PairwiseCost, gram_squared_distances
 from wpr.transport.precision import full_precision
 from wpr.transport.progress import progress_bar
 from wpr.transport.support import NO_TOKEN, working_dtype
+from wpr.transport.transforms import IDENTITY, NONE, Transform, fit
 
 Scale = Literal["median-nn"] | float | None
 
@@ -46,12 +48,13 @@ _BLOCK_BYTES = 128 << 20
 class TokenGeometry:
     """The cost of exchanging tokens, in units of ``scale``.
 
-    embeddings: ``(V, d)`` the model's own matrix, by reference.
+    embeddings: ``(V, d)`` the model's own matrix, by reference; or what the transform made of it.
     radius: ``(V,)`` cost to the ``neighbours``-th nearest other token, infinite where ``neighbours`` is None.
     nearest: ``(V,)`` cost to the nearest other token.
     alive: ``(V,)`` False for near-duplicates of other tokens, such as tokens that training never touched. They count in
         no scale.
     scale: costs are divided by this number. ``scale_rule`` says where it came from.
+    transform: what was done to the model's matrix. source: the fingerprint of that matrix, where something was done.
     """
 
     embeddings: Tensor
@@ -62,6 +65,8 @@ class TokenGeometry:
     alive: Tensor
     scale: float
     scale_rule: str
+    transform: Transform = IDENTITY
+    source: str | None = None
 
     @classmethod
     def from_embeddings(
@@ -71,6 +76,7 @@ class TokenGeometry:
         neighbours: int | None = NEIGHBOURS,
         scale: Scale = "median-nn",
         *,
+        transform: str = NONE,
         token_weights: Tensor | None = None,
         progress: bool = True,
     ) -> TokenGeometry:
@@ -82,18 +88,22 @@ class TokenGeometry:
         scale: ``"median-nn"`` divides costs by the median, over live tokens, of the cost to the nearest other token,
             which makes ``lam`` and ``rho`` mean the same for every model; a number divides by that number; None leaves
             costs as they are.
-        token_weights: ``(V,)`` how much each token counts in the median, for instance its probability under the
-            reference (`token_frequencies`).
+        transform: steps before distances are taken, such as ``"centre/unit"``: see `transforms`.
+        token_weights: ``(V,)`` how much each token counts in the median and in a mean by frequency, for instance its
+            probability under the reference (`token_frequencies`).
         progress: show a bar on a terminal; building takes seconds to minutes.
         """
         weight = weight.detach()
         _check_embeddings(weight, neighbours)
         resolved = resolve_metric(metric)
+        fitted = fit(transform, weight, token_weights)
+        source = None if fitted.is_identity else fingerprint(weight)
+        weight = fitted(weight)
         with full_precision(weight.device):
             radius, nearest, typical = _measure(weight, resolved, neighbours, progress)
         alive = nearest > ALIVE**resolved.power * typical
         value, rule = _resolve_scale(scale, nearest, alive, token_weights)
-        return cls(weight, resolved, neighbours, radius, nearest, alive, value, rule)
+        return cls(weight, resolved, neighbours, radius, nearest, alive, value, rule, fitted, source)
 
     @classmethod
     def from_model(
@@ -103,6 +113,7 @@ class TokenGeometry:
         neighbours: int | None = NEIGHBOURS,
         scale: Scale = "median-nn",
         *,
+        transform: str = NONE,
         token_weights: Tensor | None = None,
         progress: bool = True,
     ) -> TokenGeometry:
@@ -111,7 +122,13 @@ class TokenGeometry:
         Use the frozen reference: the embeddings are kept by reference, and radii and scale are those of now.
         """
         return cls.from_embeddings(
-            input_embeddings(model), metric, neighbours, scale, token_weights=token_weights, progress=progress
+            input_embeddings(model),
+            metric,
+            neighbours,
+            scale,
+            transform=transform,
+            token_weights=token_weights,
+            progress=progress,
         )
 
     @property
@@ -185,16 +202,18 @@ class TokenGeometry:
         embeddings: Tensor | torch.nn.Module,
         metric: str | PairwiseCost | Metric | None = None,
         neighbours: int | Literal["any"] | None = "any",
+        transform: str = "any",
     ) -> TokenGeometry:
         """Read a file written by `save`, for the embeddings (or the model) that it was made from.
 
-        Refuses a file made from other embeddings, by another version of the format, damaged, or with another metric or
-        ``neighbours`` than asked for. A file made with a user's metric needs that function as ``metric``.
+        Refuses a file made from other embeddings, by another version of the format, damaged, or with another metric,
+        ``neighbours`` or ``transform`` than asked for. A file made with a user's metric needs that function as
+        ``metric``.
         """
         from wpr.transport.geometry_file import load
 
         weight = input_embeddings(embeddings) if isinstance(embeddings, torch.nn.Module) else embeddings
-        return load(Path(path), weight.detach(), metric, neighbours)
+        return load(Path(path), weight.detach(), metric, neighbours, transform)
 
     def describe(self) -> str:
         """A few lines for a person: size, distances, how many tokens were left out of the scale."""
@@ -208,8 +227,8 @@ class TokenGeometry:
         kept = "all pairs" if self.neighbours is None else f"the {self.neighbours} nearest"
         return "\n".join(
             [
-                f"vocabulary {self.vocabulary} tokens of size {self.embeddings.shape[1]}, {self.metric.name} cost, "
-                f"{kept} kept",
+                f"vocabulary {self.vocabulary} tokens of size {self.embeddings.shape[1]}, {self.metric.name} cost"
+                f"{'' if self.transform.is_identity else f' after {self.transform.text}'}, {kept} kept",
                 f"nearest-neighbour cost of live tokens: median {quantiles[1]:.4g}, 5% to 95%: {quantiles[0]:.4g} to "
                 f"{quantiles[2]:.4g}",
                 f"left out of the scale as near-duplicates: {dead} tokens ({dead / self.vocabulary:.1%})",
@@ -238,6 +257,16 @@ def token_frequencies(model: torch.nn.Module, input_ids: Tensor, attention_mask:
     keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     frequencies: Tensor = logits[keep].float().softmax(-1).mean(0)
     return frequencies
+
+
+def fingerprint(weight: Tensor) -> str:
+    """SHA-256 of the embeddings' shape and values. The same values in bf16, float32 or float64 give the same
+    fingerprint.
+    """
+    digest = hashlib.sha256(f"{tuple(weight.shape)}".encode())
+    for block in weight.detach().split(4096):
+        digest.update(block.to(device="cpu", dtype=torch.float64).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _check_embeddings(weight: Tensor, neighbours: int | None) -> None:

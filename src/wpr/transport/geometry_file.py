@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from wpr.transport.distances import Metric, PairwiseCost, resolve_metric
-from wpr.transport.geometry import TokenGeometry
+from wpr.transport.geometry import TokenGeometry, fingerprint
 from wpr.transport.precision import full_precision
+from wpr.transport.transforms import NONE, Transform
 
 FORMAT = "wpr-geometry"
-VERSION = 1
+VERSION = 2
+READABLE = ("1", "2")
+"""The first version had no transforms."""
 _TENSORS = ("radius", "nearest", "alive", "probe")
+_TRANSFORM = "transform."
+"""Before the names of what a transform fitted."""
 
 
 class GeometryFileError(ValueError):
@@ -30,6 +35,7 @@ def save(geometry: TokenGeometry, path: Path) -> None:
 
     tensors = {"radius": geometry.radius, "nearest": geometry.nearest, "alive": geometry.alive.to(torch.uint8)}
     tensors["probe"] = _probe(geometry.metric, geometry.embeddings)
+    tensors |= {_TRANSFORM + name: tensor for name, tensor in geometry.transform.tensors.items()}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     metadata = {
         "format": FORMAT,
@@ -38,7 +44,8 @@ def save(geometry: TokenGeometry, path: Path) -> None:
         "neighbours": str(geometry.neighbours),
         "scale": float(geometry.scale).hex(),
         "scale_rule": geometry.scale_rule,
-        "embeddings": fingerprint(geometry.embeddings),
+        "embeddings": geometry.source or fingerprint(geometry.embeddings),
+        "transform": geometry.transform.text,
     }
     metadata["content"] = _content_hash(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,19 +62,23 @@ def save(geometry: TokenGeometry, path: Path) -> None:
         raise
 
 
-def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None, neighbours: Any) -> TokenGeometry:
+def load(
+    path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None, neighbours: Any, transform: str = "any"
+) -> TokenGeometry:
     """Read and check a file written by `save`; see `TokenGeometry.load`."""
     tensors, metadata = _read(path)
     if metadata.get("format") != FORMAT:
         raise GeometryFileError(
             f"{path} is not a geometry file; build one with TokenGeometry.from_model(...).save(...)"
         )
-    if metadata.get("version") != str(VERSION):
+    if metadata.get("version") not in READABLE:
         raise GeometryFileError(
             f"{path} has format version {metadata.get('version')}, this release reads version {VERSION}; build it again"
         )
     missing = {"metric", "neighbours", "scale", "scale_rule", "embeddings", "content"} - set(metadata)
-    if missing or set(tensors) != set(_TENSORS) or metadata["content"] != _content_hash(tensors, metadata):
+    content = _content_hash(tensors, metadata)
+    fitted = {name.removeprefix(_TRANSFORM): tensors.pop(name) for name in list(tensors) if name.startswith(_TRANSFORM)}
+    if missing or set(tensors) != set(_TENSORS) or metadata["content"] != content:
         raise GeometryFileError(
             f"{path} is damaged: its content does not match its checksum; delete it and build it again"
         )
@@ -83,6 +94,15 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
             f"or ask for {kept}"
         )
     resolved = _matching_metric(path, metadata["metric"], metric)
+    made = metadata.get("transform", NONE)
+    if transform != "any" and transform != made:
+        raise GeometryFileError(
+            f"{path} was made with transform={made}, not {transform}; build it again with transform={transform}, or "
+            f"ask for {made}"
+        )
+    source = None if made == NONE else metadata["embeddings"]
+    steps = Transform(made, {name: tensor.to(weight.device) for name, tensor in fitted.items()})
+    weight = steps(weight)
     if not torch.allclose(_probe(resolved, weight), tensors["probe"], rtol=1e-3, atol=1e-6):
         raise GeometryFileError(
             f"{path} was made with another function called {resolved.name!r}: it gives other costs for the first "
@@ -98,6 +118,8 @@ def load(path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None,
         alive=tensors["alive"].bool().to(weight.device),
         scale=float.fromhex(metadata["scale"]),
         scale_rule=metadata["scale_rule"],
+        transform=steps,
+        source=source,
     )
 
 
@@ -106,16 +128,6 @@ def _probe(metric: Metric, weight: Tensor) -> Tensor:
     rows = weight[:8].to(torch.float64)
     with full_precision(rows.device):
         return metric.pairwise(rows, rows).fill_diagonal_(0).to(device="cpu", dtype=torch.float32)
-
-
-def fingerprint(weight: Tensor) -> str:
-    """SHA-256 of the embeddings' shape and values. The same values in bf16, float32 or float64 give the same
-    fingerprint.
-    """
-    digest = hashlib.sha256(f"{tuple(weight.shape)}".encode())
-    for block in weight.detach().split(4096):
-        digest.update(block.to(device="cpu", dtype=torch.float64).contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -67,7 +67,8 @@ def test_vocabulary_and_support(vocabulary: int, k: int, device: str) -> None:
     check(lambda: pass_.top_ids(policy, reference, k=k))
     check(lambda: pass_.log_totals(pass_.block_statistics(policy, reference)))
     check(lambda: support.reduce_logits(policy, reference, tokens, k))
-    ids = support.reduce_logits(policy, reference, tokens, k)[0].ids[:, :-1]
+    check(lambda: support.reduce_logits(policy, reference, tokens, k, with_kl=True))
+    ids = support.reduce_logits(policy, reference, tokens, k).support.ids[:, :-1]
     check(lambda: support.log_masses(policy, ids))
 
 

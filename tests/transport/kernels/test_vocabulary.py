@@ -112,3 +112,41 @@ def test_two_sides_share_a_launch(device: str) -> None:
         assert torch.equal(vocabulary.top_ids(logits, k=33)[0], ids[side])
     with pytest.raises(ValueError, match="one shape and type"):
         vocabulary.block_statistics(first, second.bfloat16())
+
+
+@pytest.mark.parametrize(("positions", "vocabulary"), [(1, 97), (3, 401), (2, 9000)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_reverse_kl_of_the_same_read(positions: int, vocabulary: int, dtype: torch.dtype, device: str) -> None:
+    from wpr.transport.kernels import vocabulary as pass_
+
+    policy, reference = (rows(positions, vocabulary, dtype, device, seed) for seed in range(2))
+    for shift in (0.0, 30.0):  # logits that differ by a constant are the same distribution
+        both = policy, (reference.float() + shift).to(dtype)
+        statistics = pass_.block_statistics(*both, differences=True)
+        plain = pass_.block_statistics(*both)
+        assert torch.equal(statistics.highest, plain.highest)
+        torch.testing.assert_close(statistics.total, plain.total)
+        log_p, log_q = (x.double().log_softmax(-1) for x in both)
+        found = pass_.reverse_kl(statistics, *pass_.log_totals(statistics))
+        torch.testing.assert_close(found.double(), (log_p.exp() * (log_p - log_q)).sum(-1), rtol=1e-5, atol=2e-6)
+
+
+def test_reverse_kl_of_adversarial_rows(device: str) -> None:
+    """Equal rows, a constant between them, masks alike, a mask of the policy, one of the reference, one-hot rows."""
+    from wpr.transport.kernels import vocabulary as pass_
+
+    policy = rows(6, 300, torch.float32, device)
+    reference = policy.clone()
+    reference[1] += 1000
+    reference[2] += torch.randn(300, generator=torch.Generator().manual_seed(0)).to(device)
+    policy[2, 70:], reference[2, 70:] = -torch.inf, -torch.inf
+    policy[3, 64:128] = -torch.inf
+    reference[4, 128:192] = -torch.inf
+    policy[5] = -torch.inf
+    policy[5, 299] = 3.0
+    statistics = pass_.block_statistics(policy, reference, differences=True)
+    found = pass_.reverse_kl(statistics, *pass_.log_totals(statistics))
+    log_p, log_q = policy.double().log_softmax(-1), reference.double().log_softmax(-1)
+    expected = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+    assert found[4] == torch.inf
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)

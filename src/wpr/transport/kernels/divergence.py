@@ -53,16 +53,24 @@ class Sums:
     log_reference: Tensor
 
 
-def divergence_sums(policy_logits: Tensor, reference_logits: Tensor, kind: str, alpha: float = 0.5) -> Sums:
-    """The sums of one of `KINDS` over logits ``(P, V)`` in float32, float16 or bfloat16."""
+def divergence_sums(
+    policy_logits: Tensor,
+    reference_logits: Tensor,
+    kind: str,
+    alpha: float = 0.5,
+    totals: tuple[Tensor, Tensor] | None = None,
+) -> Sums:
+    """The sums of one of `KINDS` over logits ``(P, V)`` in float32, float16 or bfloat16. totals: the log-sum-exps of
+    both rows ``(P,)``, where they are known.
+    """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
     policy_logits, reference_logits = both = side_by_side(policy_logits), side_by_side(reference_logits)
     rows, vocabulary = policy_logits.shape
-    if policy_logits.dtype == reference_logits.dtype:
-        totals = log_totals(block_statistics(*both))
-    else:
-        totals = torch.cat([log_totals(block_statistics(logits)) for logits in both])
+    if totals is None and policy_logits.dtype == reference_logits.dtype:
+        totals = tuple(log_totals(block_statistics(*both)))
+    elif totals is None:
+        totals = tuple(torch.cat([log_totals(block_statistics(logits)) for logits in both]))
     size = min(TOKENS_OF_A_PROGRAM, triton.next_power_of_2(vocabulary))
     programs = triton.cdiv(vocabulary, size)
     parts = torch.empty(2, rows, programs, dtype=torch.float32, device=policy_logits.device)

@@ -18,6 +18,8 @@ likes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -28,6 +30,7 @@ from wpr.transport.kernels.vocabulary import (
     BlockStatistics,
     block_statistics,
     check_logits,
+    reverse_kl,
     side_by_side,
     side_of,
     top_ids,
@@ -45,17 +48,29 @@ def truncate(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2
     """Same as `transport.support.truncate`, in float32; the two logits may be of different types. Token ids are not
     checked, see `reduce_logits`.
     """
-    support, log_policy, log_reference = reduce_logits(policy_logits, reference_logits, tokens, k2)
-    refuse_rows_without_total(log_policy, "policy")
-    refuse_rows_without_total(log_reference, "reference")
-    return support
+    reduced = reduce_logits(policy_logits, reference_logits, tokens, k2)
+    refuse_rows_without_total(reduced.log_policy, "policy")
+    refuse_rows_without_total(reduced.log_reference, "reference")
+    return reduced.support
+
+
+@dataclass(frozen=True)
+class ReducedLogits:
+    """The support of each position, and per position ``(P,)`` the log-sum-exp of both rows and, if asked for, the
+    reverse KL of the whole distributions.
+    """
+
+    support: Support
+    log_policy: Tensor
+    log_reference: Tensor
+    reverse_kl: Tensor | None
 
 
 def reduce_logits(
-    policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2: int
-) -> tuple[Support, Tensor, Tensor]:
-    """The support of each position, and the log-sum-exp of both rows ``(P,)``; rows without a finite one are not
-    refused here, and their support means nothing.
+    policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor, k2: int, with_kl: bool = False
+) -> ReducedLogits:
+    """All that is kept of logits, in one full read of them. Rows without a finite log-sum-exp are not refused here, and
+    their support means nothing.
 
     policy_logits, reference_logits: ``(P, V)`` in float32, float16 or bfloat16. tokens: ``(P,)``; an id outside 0..V-1
     is taken for the nearest within, and is not refused here either.
@@ -73,6 +88,7 @@ def reduce_logits(
     masses = torch.empty(2, rows, n, dtype=torch.float32, device=device)
     totals = torch.empty(2, rows, dtype=torch.float32, device=device)
     sampled = torch.empty(rows, dtype=torch.int64, device=device)
+    divergence = torch.empty(rows, dtype=torch.float32, device=device) if with_kl else None
     mixed = policy_logits.dtype != reference_logits.dtype
     # Of two types, both become float32, a few rows at a time.
     step = max(1, _BYTES_AT_ONCE // (8 * vocabulary if mixed else 24 * triton.cdiv(vocabulary, BLOCK)))
@@ -81,11 +97,13 @@ def reduce_logits(
         both = policy_logits[part], reference_logits[part]
         if mixed:
             both = both[0].float(), both[1].float()
-        statistics = block_statistics(*both)
+        statistics = block_statistics(*both, differences=with_kl)
         tops = top_ids(*both, k=k2, statistics=statistics)
         marks = _merge(tops, tokens[part], vocabulary, ids[part], sampled[part])
         _masses(both, statistics, ids[part], marks, masses[:, part], totals[:, part])
-    return Support(ids, masses[0], masses[1], sampled), totals[0], totals[1]
+        if divergence is not None:
+            divergence[part] = reverse_kl(statistics, totals[0, part], totals[1, part])
+    return ReducedLogits(Support(ids, masses[0], masses[1], sampled), totals[0], totals[1], divergence)
 
 
 def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -> Tensor:

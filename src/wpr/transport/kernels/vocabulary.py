@@ -44,19 +44,27 @@ class BlockStatistics:
 
     highest: ``(S, P, B)`` maximum of each block. total: ``(S, P, B)`` sum of ``exp(logit - highest)``, 0 in a block of
     -inf.
+    differences: ``(P, B)`` sum of ``exp(x - highest) (x - y - (highest of x - highest of y))`` for logits x of the
+    policy and y of the reference, a highest of -inf counting as 0; None where they were not asked for.
     """
 
     highest: Tensor
     total: Tensor
+    differences: Tensor | None = None
 
 
-def block_statistics(*logits: Tensor) -> BlockStatistics:
-    """The full read of logits ``(P, V)`` in float32, float16 or bfloat16: of one model, or of two."""
+def block_statistics(*logits: Tensor, differences: bool = False) -> BlockStatistics:
+    """The full read of logits ``(P, V)`` in float32, float16 or bfloat16: of one model, or of two.
+
+    differences: also those of policy and reference, for `reverse_kl`; both are then read by the same program.
+    """
     rows, vocabulary = check_logits(*logits)
     blocks = triton.cdiv(vocabulary, BLOCK)
     highest, total = (
         torch.empty(len(logits), rows, blocks, dtype=torch.float32, device=logits[0].device) for _ in range(2)
     )
+    if differences:
+        return _with_differences(logits, highest, total)
     at_once = min(BLOCKS_OF_A_PROGRAM, triton.next_power_of_2(blocks))
     programs = triton.cdiv(blocks, at_once)
     if rows:
@@ -73,6 +81,40 @@ def block_statistics(*logits: Tensor) -> BlockStatistics:
             num_warps=4,
         )
     return BlockStatistics(highest, total)
+
+
+def _with_differences(logits: tuple[Tensor, ...], highest: Tensor, total: Tensor) -> BlockStatistics:
+    rows, vocabulary = logits[0].shape
+    blocks = highest.shape[-1]
+    differences = torch.empty(rows, blocks, dtype=torch.float32, device=logits[0].device)
+    at_once = min(BLOCKS_OF_A_PROGRAM // 2, triton.next_power_of_2(blocks))  # of both models at a time
+    programs = triton.cdiv(blocks, at_once)
+    if rows:
+        _statistics_of_both[(rows * programs,)](
+            *_pointers_and_strides(logits), highest, total, differences, rows, vocabulary, blocks, programs, at_once,
+            BLOCK, num_warps=4,
+        )  # fmt: skip
+    return BlockStatistics(highest, total, differences)
+
+
+def reverse_kl(statistics: BlockStatistics, log_policy: Tensor, log_reference: Tensor) -> Tensor:
+    """``KL(policy | reference)`` of each row ``(P,)``, from `block_statistics` with differences and both log-sum-exps
+    ``(P,)``: the logits are not read again.
+
+        KL = sum_v p_v d_v - p_v + q_v,    d = (x - y) - (log-sum-exp of x - log-sum-exp of y)
+
+    The last two sum to zero but for rounding, and take back what the rounding of the log-sum-exps does to the first.
+    """
+    assert statistics.differences is not None
+    rows, blocks = statistics.differences.shape
+    out = torch.empty(rows, dtype=torch.float32, device=log_policy.device)
+    if rows:
+        size = triton.next_power_of_2(blocks)
+        _reverse_kl[(rows,)](
+            statistics.highest, statistics.total, statistics.differences, log_policy, log_reference, out, rows, blocks,
+            size, num_warps=_warps(size),
+        )  # fmt: skip
+    return out
 
 
 def log_totals(statistics: BlockStatistics) -> Tensor:
@@ -183,6 +225,66 @@ def _statistics(
     at = (tl.program_id(1) * rows + row) * blocks + block
     tl.store(highest + at, top, mask=block < blocks)
     tl.store(total + at, sums, mask=block < blocks)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _statistics_of_both(
+    policy,
+    reference,
+    policy_stride,
+    reference_stride,
+    highest,
+    total,
+    differences,
+    rows,
+    vocabulary,
+    blocks,
+    programs,
+    AT_ONCE: tl.constexpr,
+    B: tl.constexpr,
+):
+    program = tl.program_id(0)
+    row = (program // programs).to(tl.int64)
+    block = (program % programs) * AT_ONCE + tl.arange(0, AT_ONCE)
+    token = block[:, None] * B + tl.arange(0, B)[None, :]
+    inside = token < vocabulary
+    x = tl.load(policy + row * policy_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
+    y = tl.load(reference + row * reference_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
+    top_x = tl.max(x, axis=1)
+    top_y = tl.max(y, axis=1)
+    shift_x = tl.where(top_x == -float("inf"), 0.0, top_x)
+    shift_y = tl.where(top_y == -float("inf"), 0.0, top_y)
+    p = tl.exp(x - shift_x[:, None])
+    d = tl.where(p == 0, 0.0, (x - y) - (shift_x - shift_y)[:, None])
+    at = row * blocks + block
+    there = block < blocks
+    tl.store(highest + at, top_x, mask=there)
+    tl.store(total + at, tl.sum(p, axis=1), mask=there)
+    tl.store(differences + at, tl.sum(p * d, axis=1), mask=there)
+    at += rows.to(tl.int64) * blocks
+    tl.store(highest + at, top_y, mask=there)
+    tl.store(total + at, tl.sum(tl.exp(y - shift_y[:, None]), axis=1), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "log_policy", "log_reference"])
+def _reverse_kl(highest, total, differences, log_policy, log_reference, out, rows, blocks, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, SIZE)
+    inside = block < blocks
+    at = row * blocks + block
+    other = at + rows.to(tl.int64) * blocks
+    log_p = tl.load(log_policy + row)
+    log_q = tl.load(log_reference + row)
+    top_x = tl.load(highest + at, mask=inside, other=-float("inf"))
+    top_y = tl.load(highest + other, mask=inside, other=-float("inf"))
+    shift_x = tl.where(top_x == -float("inf"), 0.0, top_x)
+    shift_y = tl.where(top_y == -float("inf"), 0.0, top_y)
+    sums = tl.load(total + at, mask=inside, other=0.0)
+    p = tl.where(sums == 0, 0.0, tl.exp(shift_x - log_p))
+    d = tl.load(differences + at, mask=inside, other=0.0) + sums * ((shift_x - shift_y) - (log_p - log_q))
+    q = tl.load(total + other, mask=inside, other=0.0) * tl.exp(shift_y - log_q)
+    terms = tl.where(p == 0, 0.0, p * (d - sums)) + tl.where(top_y == -float("inf"), 0.0, q)
+    tl.store(out + row, tl.sum(terms, axis=0))
 
 
 @triton.jit
