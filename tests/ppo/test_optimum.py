@@ -87,7 +87,11 @@ def test_the_papers_estimator_ends_elsewhere(tmp_path: Path) -> None:
     assert distance(reached, optimum) > 0.1
 
 
+@pytest.mark.slow
 def test_semantic_ends_at_its_optimum(tmp_path: Path) -> None:
+    """Minutes under load, most of them in the solver that it is compared with. That the penalty leads to this optimum
+    is tested without a trainer in tests/regularizers/test_optimum.py; that PPO follows it, below.
+    """
     rewards, reference = bandit()
     lam, rho = 5.0, 2.0
     geometry = TokenGeometry.from_embeddings(EMBEDDINGS, neighbours=6)
