@@ -107,6 +107,15 @@ def test_torch_starts_after_the_commands_setting() -> None:
         assert out.stdout.split() == ["False", used]
 
 
+def test_scoring_needs_no_trainer() -> None:
+    """Analyses use it, and importing the trainer takes seconds."""
+    code = (
+        "import sys, wpr; wpr.from_hidden; print([m for m in ('wpr.ppo.trainer', 'transformers') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "[]", out.stderr
+
+
 def test_packages_that_need_no_import_of_their_own() -> None:
     code = "import wpr; print(wpr.regularizers.ReverseKL is wpr.ReverseKL, wpr.transport.geometry.TokenGeometry)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -12,6 +12,7 @@ import pytest
 from tests.ppo.tiny import tokenizer
 from wpr.data import DataSettings, Encoder
 from wpr.data.rows import DataError
+from wpr.runs.fingerprints import tokenizer_fingerprint
 from wpr.runs.jsonl_log import PARTIAL
 from wpr.runs.responses import (
     Response,
@@ -125,11 +126,16 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
         ([ROWS[0] | {"prompt": [{"role": "user"}]}], "role and content"),
         ([ROWS[0] | {"prompt_id": None}], "prompt_id None"),
         ([ROWS[0] | {"temperature": -1}], "'temperature' is -1"),
-        ([ROWS[0] | {"length": 1.5}], "'length' is 1.5"),
-        ([ROWS[0] | {"finished": "yes"}], "'finished' is 'yes'"),
-        ([ROWS[0] | {"response_ids": [1, -2]}], r"'response_ids' is \[1, -2\]; it must be a list of token ids"),
-        ([ROWS[0] | {"number": True}], "'number' is True"),
-        ([ROWS[0] | {"columns": 3}], "'columns' is 3; it must be an object"),
+        ([ROWS[0] | {"tokens": 1.5}], "'tokens' is 1.5"),
+        ([ROWS[0] | {"stopped": "yes"}], "'stopped' is 'yes'"),
+        ([{"header": HEADER}, ROWS[0] | {"length": 1.5}], "'length' is 1.5"),
+        ([{"header": HEADER}, ROWS[0] | {"finished": "yes"}], "'finished' is 'yes'"),
+        (
+            [{"header": HEADER}, ROWS[0] | {"response_ids": [1, -2]}],
+            r"'response_ids' is \[1, -2\]; it must be a list of token ids",
+        ),
+        ([{"header": HEADER}, ROWS[0] | {"number": True}], "'number' is True"),
+        ([{"header": HEADER}, ROWS[0] | {"columns": 3}], "'columns' is 3; it must be an object"),
         (['{"prompt_id": "a", "prompt": "\\ud800", "response": ""}'], "surrogate"),
     ],
 )
@@ -149,3 +155,32 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "y.jsonl").write_bytes(b"{}\n\xff")
     with pytest.raises(DataError, match=":2 holds the byte 0xff"):
         read_responses(tmp_path / "y.jsonl")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"number": "7"}, {"number": -1}, {"number": None}, {"length": 12.0}, {"finished": "stop"}, {"columns": ["a"]},
+     {"divergences": 0.3}, {"response_ids": "1 2"}],
+)  # fmt: skip
+def test_columns_of_files_from_elsewhere_may_mean_something_else(tmp_path: Path, more: dict[str, Any]) -> None:
+    row = {"prompt_id": "a", "prompt": "p", "response": "r"}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row | more))
+    (found,) = read_responses(tmp_path / "x.jsonl").rows
+    assert (found.number, found.length, found.finished, found.drawn) == (0, None, None, False)
+
+
+def test_tokens_of_another_tokenizer_are_not_taken(tmp_path: Path) -> None:
+    """They would be other words, or none at all."""
+    encoder = Encoder(tokenizer(), DataSettings(format="prompts", template="text"))
+    row = {"prompt_id": "a", "prompt": "w3 w4", "response": "w5 w6", "response_ids": [7, 8]}
+    own = {"fingerprint": {"tokenizer": tokenizer_fingerprint(encoder.tokenizer)}}
+    for header, ids, drawn in (
+        (own, [7, 8], True),
+        ({"fingerprint": {"tokenizer": "x"}}, [5, 6], False),
+        ({}, [5, 6], False),
+    ):
+        (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, [*([{"header": header}] if header else []), row])))
+        (found,) = read_responses(tmp_path / "x.jsonl").with_tokens(encoder)
+        assert (list(found.response_ids), found.drawn) == (ids, drawn)
+    outside = replace(found, response_ids=[7, 10_000], drawn=True)
+    assert list(with_tokens(outside, encoder).response_ids) == [5, 6]

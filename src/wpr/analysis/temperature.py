@@ -20,7 +20,7 @@ from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.language_models import pad
 from wpr.rewards import Completions, FunctionReward, RewardModel
 from wpr.runs.finished_run import REFERENCE
-from wpr.runs.responses import ResponseFile, drawn_at, read_responses, with_tokens
+from wpr.runs.responses import ResponseFile, drawn_at, read_responses
 
 COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
@@ -79,7 +79,7 @@ def _all_scores(context: AnalysisContext, gold: bool) -> tuple[dict[tuple[str, f
     scores = {}
     for file in files:
         context.say(f"scores of {file.path.name}")
-        scores[_model_and_temperature(file)] = _scores(context, scorer, file.rows)
+        scores[_model_and_temperature(file)] = _scores(context, scorer, file.with_tokens(context.run.encoder))
     return scores, judge
 
 
@@ -122,8 +122,7 @@ def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: in
     found: dict[str, float] = {}
     for first in range(0, len(rows), size):
         part = rows[first : first + size]
-        answers = [with_tokens(row, context.run.encoder) for row in part]
-        tokens = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
+        tokens = [[*row.prompt_ids, *row.response_ids] for row in part]
         ids, mask = pad(tokens, device=context.run.device)
         prompts, responses = [row.prompt for row in part], [row.response for row in part]
         values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1))

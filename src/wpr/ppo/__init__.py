@@ -1,10 +1,16 @@
 """PPO with a critic, under any policy regularizer."""
 
-from wpr.ppo.config import PPOConfig
-from wpr.ppo.faults import TrainingFault
-from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
-from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
-from wpr.ppo.trainer import PPOTrainer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wpr.ppo.config import PPOConfig
+    from wpr.ppo.faults import TrainingFault
+    from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
+    from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
+    from wpr.ppo.trainer import PPOTrainer
 
 __all__ = [
     "Generation",
@@ -17,3 +23,24 @@ __all__ = [
     "TransformersGeneration",
     "responses_from_tokens",
 ]
+
+_FILES = {
+    "Generation": "generation",
+    "PPOConfig": "config",
+    "PPOTrainer": "trainer",
+    "Prompts": "rollout",
+    "Responses": "rollout",
+    "Sampling": "generation",
+    "TrainingFault": "faults",
+    "TransformersGeneration": "generation",
+    "responses_from_tokens": "rollout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: scoring, which analyses use, needs no trainer, and no seconds of importing one."""
+    if name not in _FILES:
+        raise AttributeError(f"module 'wpr.ppo' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"wpr.ppo.{_FILES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -17,7 +17,7 @@ from wpr.errors import RunFolderError
 from wpr.runs.fingerprints import weights_fingerprint
 from wpr.runs.finished_run import REFERENCE, FinishedRun
 from wpr.runs.jsonl_log import PARTIAL
-from wpr.runs.responses import Response, ResponseFile, drawn_at, read_responses, with_tokens
+from wpr.runs.responses import Response, ResponseFile, drawn_at, read_responses
 
 
 class DrawnResponses:
@@ -42,7 +42,7 @@ class DrawnResponses:
                     f"the same prompts with {self._remedy()}`"
                 )
             self._numbers.setdefault(row.prompt_id, len(self._numbers))
-        rows = (with_tokens(row, self.run.encoder) for row in file.rows)
+        rows = file.with_tokens(self.run.encoder)
         return [replace(row, number=self._numbers[row.prompt_id]) for row in rows]
 
     def sampling(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class DrawnResponses:
     def _numbers(self) -> dict[str, int]:
         """Numbers of the prompts in the reference's file, which need not be fit for anything else."""
         try:
-            return {row.prompt_id: row.number for row in read_responses(self._path(REFERENCE)).rows}
+            return {row.prompt_id: number for number, row in enumerate(read_responses(self._path(REFERENCE)).rows)}
         except DataError:
             return {}
 

@@ -24,6 +24,9 @@ REFERENCE = "sft"
 """What the model that all policies start from is called."""
 
 
+RESTORE = "restore it from a copy"
+
+
 class FinishedRun:
     """The folder of a run with at least the model that policies start from.
 
@@ -127,11 +130,14 @@ class FinishedRun:
                 f"{path} is missing: the run has no held-out responses (evaluation.prompts, split.held_out)"
             )
         try:
-            lines = read_objects(path.read_bytes(), path, "restore it from a copy")
+            lines = read_objects(path.read_bytes(), path, RESTORE)
             # Files of older runs have no prompt_id: their numbers name prompts.
-            rows = [response_of({"prompt_id": row.get("number")} | row, f"{path}:{line}") for line, row in lines]
+            rows = [response_of({"prompt_id": row["number"]} | row, f"{path}:{line}") for line, row in lines]
+        except KeyError as error:
+            raise RunFolderError(f"{path} has a line without {error}; {RESTORE}") from None
         except DataError as error:
-            raise RunFolderError(str(error)) from None
+            said = str(error)
+            raise RunFolderError(said if said.endswith(RESTORE) else f"{said}; {RESTORE}") from None
         return [with_tokens(row, self.encoder) for row in rows[:limit]]
 
     def _record(self, policy: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wpr.data.rows import BadRowError, DataError, Message, Row, checked_text, shown
+from wpr.runs.fingerprints import tokenizer_fingerprint
 from wpr.runs.jsonl_log import PARTIAL
 from wpr.runs.values import as_number, as_text, finite, mapping
 
@@ -113,6 +114,15 @@ class ResponseFile:
         """What tables call it: the file's name without its ending."""
         return self.path.name.removesuffix(".jsonl")
 
+    def with_tokens(self, encoder: Encoder) -> list[Response]:
+        """The responses with their prompts' tokens and their own: those of the file where this tokenizer drew them,
+        else what it makes of the texts.
+        """
+        prints = mapping(self.header.get("fingerprint"))
+        own = prints.get("tokenizer") == tokenizer_fingerprint(encoder.tokenizer)
+        rows = self.rows if own else [replace(row, response_ids=(), drawn=False) for row in self.rows]
+        return [with_tokens(row, encoder) for row in rows]
+
     def by_prompt(self) -> dict[str, Response]:
         """Responses by ``prompt_id``, in their order."""
         return {row.prompt_id: row for row in self.rows}
@@ -132,10 +142,11 @@ def prompt_text(prompt: object) -> str:
 
 
 def with_tokens(row: Response, encoder: Encoder) -> Response:
-    """The response with its prompt's tokens, and with its own where the file has none."""
+    """The response with its prompt's tokens, and with its own where the file has none, or none of this tokenizer's."""
     prompt = row.prompt if isinstance(row.prompt, str) else tuple(row.prompt)
-    ids = row.response_ids if row.drawn else _tokenized(row, encoder)
-    return replace(row, prompt_ids=encoder.prompt(Row(prompt)), response_ids=ids)
+    drawn = row.drawn and max(row.response_ids, default=0) < len(encoder.tokenizer)
+    ids = row.response_ids if drawn else _tokenized(row, encoder)
+    return replace(row, prompt_ids=encoder.prompt(Row(prompt)), response_ids=ids, drawn=drawn)
 
 
 def _tokenized(row: Response, encoder: Encoder) -> list[int]:
@@ -195,7 +206,7 @@ def read_responses(path: Path | str) -> ResponseFile:
                 )
             header = _header(values["header"], f"{path}:{number}")
             continue
-        row = response_of({"number": len(rows)} | values, f"{path}:{number}")
+        row = response_of({"number": len(rows)} | values, f"{path}:{number}", ours=bool(header))
         if row.prompt_id in seen:
             raise DataError(
                 f"{path}:{number} answers the prompt {row.prompt_id!r} again, as line {seen[row.prompt_id]} does; a "
@@ -249,9 +260,16 @@ def _header(values: Any, where: str) -> dict[str, Any]:
     return values
 
 
-def response_of(values: Mapping[str, Any], where: str) -> Response:
-    """A line's response, checked; `DataError` begins with ``where``."""
+def response_of(values: Mapping[str, Any], where: str, ours: bool = True) -> Response:
+    """A line's response, checked; `DataError` begins with ``where``. ours: whether the file is one that this package
+    wrote. Another may mean something else by the names of what a line may have besides, which is then not known.
+    """
+    for name in OPTIONAL | OLD_NAMES if ours else ("temperature", *OLD_NAMES):
+        fits, limit = OPTIONAL[OLD_NAMES.get(name, name)]
+        if values.get(name) is not None and not fits(values[name]):
+            raise DataError(f"{where}: {name!r} is {shown(values[name])}; it must be {limit}")
     values = {OLD_NAMES.get(name, name): value for name, value in values.items()}
+    values = {name: value for name, value in values.items() if name not in OPTIONAL or OPTIONAL[name][0](value)}
     for name in ("prompt_id", "prompt", "response"):
         if name not in values:
             raise DataError(f"{where} has no {name!r} (it has {', '.join(sorted(values))}); every response needs one")
@@ -259,9 +277,6 @@ def response_of(values: Mapping[str, Any], where: str) -> Response:
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise DataError(f"{where} has the prompt_id {shown(identity)}; it must be a text or a whole number")
     try:
-        for name, (fits, limit) in OPTIONAL.items():
-            if values.get(name) is not None and not fits(values[name]):
-                raise BadRowError(f"{name!r} is {shown(values[name])}; it must be {limit}")
         _check_prompt(values["prompt"])
         checked_text(values["response"], "response")
     except BadRowError as error:

@@ -47,6 +47,18 @@ def test_asked_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.chosen(CPU)
 
 
+def test_a_triton_that_is_too_old(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.__version__", "3.3.1")
+    kernels._triton_version.cache_clear()
+    try:
+        assert not kernels.chosen(CPU)
+    finally:
+        kernels._triton_version.cache_clear()
+    assert "because Triton 3.3 cannot compile them; 3.4 or newer is needed" in caplog.messages[0]
+
+
 def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not kernels.chosen(CPU)

@@ -129,7 +129,7 @@ class _Asking:
         say: Callable[[str], None],
     ) -> None:
         self.judge, self.cache, self.limits, self.advance, self.say = judge, cache, limits, advance, say
-        self.message: set[str] = set()
+        self._reported: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self.accounts = Accounts()
         self.failed_in_a_row = 0
@@ -230,8 +230,8 @@ class _Asking:
                     ) from None
                 if wait is not None and error.everyone:
                     pace.put_off(wait)
-            if reason not in self.message and len(self.message) < REASONS:
-                self.message.add(reason)
+            if reason not in self._reported and len(self._reported) < REASONS:
+                self._reported.add(reason)
                 self.say(
                     f"a request to {judge.name} failed ({reason}); it is tried {self.limits.attempts} times in all"
                 )

@@ -24,6 +24,9 @@ import torch
 
 VARIABLE = "WPR_KERNELS"
 
+OLDEST_TRITON = (3, 4)
+"""With which the kernels compile."""
+
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
 
@@ -57,7 +60,18 @@ def _obstacle(device: torch.device) -> str | None:
         return "the device has no bf16 tensor cores (compute capability below 8.0)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"tensors on {device.type} need Triton's interpreter (TRITON_INTERPRET=1)"
+    if (found := _triton_version()) < OLDEST_TRITON:
+        wanted, there = (".".join(map(str, version)) for version in (OLDEST_TRITON, found))
+        return f"Triton {there} cannot compile them; {wanted} or newer is needed (it comes with torch 2.8)"
     return None
+
+
+@cache
+def _triton_version() -> tuple[int, int]:
+    import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 @cache

@@ -36,7 +36,7 @@ from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed again from their differences. It is more than in
-`transport.metrics`, because tensor cores cut off digits where a float32 sum would round (see `_tie_margin`).
+`transport.distances`, because tensor cores cut off digits where a float32 sum would round (see `_tie_margin`).
 """
 
 TILE = 64

@@ -156,7 +156,7 @@ def iterate(
 
     vectors = scratch + 4 * SIZE
     state = _start(masses, mine, settings, OWN, CROSS, SIZE)
-    relaxation = RelaxationState(0.0, settings.full, float("inf"), 0.0, 0, 1.0)
+    relaxation = _no_relaxation(settings)
     while state.phase != _DONE:
         shifts = _shifts(state.phase, scratch, SIZE)
         if LISTS:
@@ -205,7 +205,9 @@ def _start(masses, mine, settings, OWN: tl.constexpr, CROSS: tl.constexpr, SIZE:
         if CROSS == 2:
             g = tl.where(masses.real, 0.0, -float("inf"))
             x = g
-    return State(phase, x, f, g, s, tl.zeros([SIZE], tl.float32), 0, 0, float("inf"), float("inf"))
+    zero = tl.full([], 0, tl.int32)
+    far = tl.full([], float("inf"), tl.float32)
+    return State(phase, x, f, g, s, tl.zeros([SIZE], tl.float32), zero, zero, far, far)
 
 
 @triton.jit
@@ -316,6 +318,14 @@ def _unbalanced_step(state, relaxation, y, masses, settings):
         error = tl.sum(tl.abs(gap), axis=0)
         phase = _DONE
     return State(phase, x, f, g, s, own_a, count, converged, error, change), relaxation
+
+
+@triton.jit
+def _no_relaxation(settings):
+    """Before the first step."""
+    zero = tl.full([], 0.0, tl.float32)
+    excess = zero + settings.full
+    return RelaxationState(zero, excess, zero + float("inf"), zero, tl.full([], 0, tl.int32), zero + 1.0)
 
 
 @triton.jit

@@ -132,6 +132,7 @@ def _solve(
     cross: int,
 ) -> tuple[Solution, Tensor, Tensor]:
     """Launch the kernel; own: how many self-transports. cross: 0 none, 1 unbalanced, 2 balanced."""
+    assert cross or own < 2, "two self-transports lead to the transport between the two"
     _check(log_a, log_b, cost)
     rows, n = log_a.shape
     device = log_a.device
