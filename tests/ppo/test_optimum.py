@@ -69,7 +69,7 @@ def train_bandit(
 EMBEDDINGS = clustered_embeddings(words=10, per_word=4, size=16, spread=0.4)
 
 
-@pytest.mark.parametrize("name", ["reverse-kl", "forward-kl", "chi-squared"])
+@pytest.mark.parametrize("name", ["reverse-kl", pytest.param("forward-kl", marks=pytest.mark.slow), "chi-squared"])
 def test_f_divergences_end_at_their_optimum(name: str, tmp_path: Path) -> None:
     rewards, reference = bandit()
     optimum = f_divergence_optimum(name, rewards, reference, BETA)
@@ -134,7 +134,7 @@ def test_near_and_far_targets(name: str, tmp_path: Path) -> None:
         assert reached[NEAR] == pytest.approx(reached[FAR], rel=0.05)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_sequence_task_improves(seed: int, tmp_path: Path) -> None:
     """Responses of 8 words, one point for each w7: from about 0.2 to at least 4 of 8 within 60 rollouts."""
     trainer = tiny.trainer(

@@ -38,15 +38,19 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
             merged[key] = merge(without_old(key, below, value), value)
-        elif isinstance(value, Mapping) and isinstance(below, list) and not RESETS.get(key, {}).keys() & value.keys():
-            setting = f"{key}.{next(iter(value), '')}"
+        elif key == "regularizer" and isinstance(below, list) and isinstance(value, Mapping) and _is_part(value):
             raise RecipeError(
-                f"{setting} is set, but {key} is a list (a sum): which part is meant? Write the whole list, or name "
-                f"another {key} with {key}.name"
+                f"regularizer.{next(iter(value))} is set, but regularizer is a list (a sum): which part is meant? Write "
+                "the whole list, or name another regularizer with regularizer.name"
             )
         else:
             merged[key] = copy.deepcopy(value)
     return merged
+
+
+def _is_part(settings: Mapping[str, Any]) -> bool:
+    """Whether they change a regularizer, and name none."""
+    return bool(settings) and not RESETS["regularizer"].keys() & settings.keys()
 
 
 def merge_dotted(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
