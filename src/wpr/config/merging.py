@@ -40,8 +40,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
             merged[key] = merge(without_old(key, below, value), value)
         elif key == "regularizer" and isinstance(below, list) and isinstance(value, Mapping) and _is_part(value):
             raise RecipeError(
-                f"regularizer.{next(iter(value))} is set, but regularizer is a list (a sum): which part is meant? Write "
-                "the whole list, or name another regularizer with regularizer.name"
+                f"regularizer.{next(iter(value))} is set, but regularizer is a list (a sum): which part is meant? "
+                "Write the whole list, or name another regularizer with regularizer.name"
             )
         else:
             merged[key] = copy.deepcopy(value)
