@@ -104,11 +104,11 @@ def main() -> None:
 
 
 def _leave_others(code: object) -> None:
-    """Leave the group of processes, at a good end; at a bad one the launcher ends those that may never come."""
+    """End one of several processes at a good end; at a bad one the launcher ends those that may never come."""
     if code in (None, 0) and "torch" in sys.modules:
-        from wpr.pipeline.stage import destroy_process_group
+        from wpr.pipeline.stage import leave_launch
 
-        destroy_process_group()
+        leave_launch()
 
 
 def _message(error: Exception) -> Text:

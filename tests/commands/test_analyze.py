@@ -349,6 +349,7 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["temperature", "{run}", "--gold"], "has no gold scorer"),
         (["temperature", "{run}", "--gold", "--judged"], "--gold and --judged name two judges"),
         (["geometry", "{run}", "-s", "reverse-kl"], "has no geometry"),
+        (["geometry", "{run}", "-s", "4*semantic"], "has no geometry by itself"),
         (["geometry", "{run}", "--metric", "taxi"], "metric='taxi' is unknown"),
         (["geometry", "{run}", "-s", "paper:k2=99999"], "k2=99999 exceeds the vocabulary"),
         (["geometry", "{run}", "--lam", "-1"], "lam=-1.0 must be a finite positive number"),

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from wpr.commands.token_geometry import build_geometry, show_geometry
-from wpr.errors import UserError
+from wpr.errors import OptionError, UserError
 from wpr.recipes.tiny import prepare
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 from wpr.transport.geometry_file import GeometryFileError
@@ -32,6 +32,13 @@ def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_
     message = build_geometry(model, path, "euclidean", "64", "median-nn")
     assert message == f"{measured.describe()}\nwritten to {path}"
     assert show_geometry(model, path, []) == measured.describe()
+
+
+def test_a_transform_is_in_the_file(model: str, tmp_path: Path) -> None:
+    build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "centre/unit")
+    assert "euclidean cost after centre/unit, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
+    with pytest.raises(OptionError, match="--transform='centred' has the step 'centred', which is none"):
+        build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "centred")
 
 
 @pytest.mark.parametrize(

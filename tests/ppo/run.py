@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import transformers
 
 from tests.ppo import tiny
+from wpr.pipeline.stage import leave_launch
 from wpr.ppo import PPOTrainer, TransformersGeneration
 from wpr.ppo.rollout import Responses
 
@@ -81,13 +81,8 @@ def main() -> None:
         trainer.state.save_to_json(str(options.folder / "final_state.json"))
         state = {"weights": digest(trainer.model) if not trainer.is_deepspeed_enabled else ""}
         (options.folder / "final.json").write_text(json.dumps(state))
-    if torch.distributed.is_initialized():  # else gloo's threads may outlive the interpreter, and abort
-        trainer.accelerator.wait_for_everyone()
-        torch.distributed.destroy_process_group()
-    if trainer.is_deepspeed_enabled:  # has threads of its own, which abort now and then on a busy machine
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    trainer.accelerator.wait_for_everyone()
+    leave_launch()
 
 
 def wide_policy() -> Any:

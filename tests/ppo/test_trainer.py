@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.ppo import tiny
-from wpr import ReverseKL, TokenGeometry, Wasserstein
-from wpr.ppo import PPOTrainer, TrainingFault
+from wpr import ReverseKL
+from wpr.ppo import PPOTrainer
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.collect import Experience
 from wpr.ppo.scoring import PositionScorer
@@ -249,34 +249,6 @@ def sharp() -> Any:
     return model
 
 
-def test_evaluation_draws_the_same_responses_every_time(tmp_path: Path) -> None:
-    trainer = tiny.trainer(
-        tmp_path, parts={"eval_dataset": tiny.prompts(20)}, eval_strategy="steps", eval_steps=2, max_steps=4,
-        per_device_eval_batch_size=8,
-    )  # fmt: skip
-    before = trainer.evaluate()
-    assert before == trainer.evaluate()
-    assert before["eval_kl"] == pytest.approx(0, abs=1e-6)
-    trainer.train()
-    rows = [row for row in trainer.state.log_history if "eval_score" in row and "epoch" in row]
-    assert [row["step"] for row in rows] == [2, 4]
-    assert rows[-1]["eval_kl"] > 0
-
-
-def test_a_fault_in_evaluation_is_written_and_may_be_left_out(tmp_path: Path) -> None:
-    def reward(prompts: list[str], responses: list[str], number: list[int], **columns: Any) -> list[float]:
-        return [float("nan") if i >= 1000 else 0.0 for i in number]
-
-    bad = [{**row, "number": 1000} for row in tiny.prompts(8)]
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
-    with pytest.raises(TrainingFault, match="evaluation: the score of response 0 is nan"):
-        tiny.trainer(tmp_path / "a", reward, parts={"eval_dataset": bad}, **settings).train()
-    assert len(list((tmp_path / "a" / "faults").iterdir())) == 1
-    trainer = tiny.trainer(tmp_path / "b", reward, parts={"eval_dataset": bad}, max_skipped_rollouts=5, **settings)
-    trainer.train()
-    assert trainer.state.global_step == 4
-
-
 def test_best_checkpoint_is_kept_and_loaded(tmp_path: Path) -> None:
     trainer = tiny.trainer(
         tmp_path, parts={"eval_dataset": tiny.prompts(16)}, eval_strategy="steps", eval_steps=1, save_strategy="steps",
@@ -356,76 +328,6 @@ def test_completions_are_written(tmp_path: Path) -> None:
     assert set(rows[0]) == {"step", "prompt", "response", "score", "penalty", "kl", "finished"}
 
 
-def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) -> None:
-    policy = tiny.policy()
-    geometry = TokenGeometry.from_model(policy, neighbours=8)
-    trainer = tiny.trainer(tmp_path, regularizer=Wasserstein(geometry, k2=16), build=lambda: policy)
-    assert trainer.reference is not policy
-    weight = trainer.reference.get_input_embeddings().weight
-    assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("parts", "changes", "named"),
-    [
-        ({"critic": None}, {}, "needs a critic"),
-        ({}, {"share_backbone": True}, "share_backbone=True has no critic"),
-        ({"train_dataset": []}, {}, "has 0 prompts, fewer than the 8"),
-        ({"reference": "other"}, {}, "vocabulary of 40 tokens and the reference one of 50"),
-        ({"regularizer": "geometry"}, {}, "geometry has 50 tokens but the reference 40"),
-        ({"regularizer": "revers-kl"}, {}, "did you mean 'reverse-kl'"),
-        ({"regularizer": ReverseKL}, {}, "is no regularizer; pass a name, or an object"),
-        ({"regularizer": None}, {}, "regularizer=None is no regularizer"),
-        ({}, {"stop_token_ids": [999]}, r"stop tokens \[999\] are outside the vocabulary"),
-        ({}, {"max_new_tokens": 126}, "exceed the 128 positions"),
-        ({"critic": "small"}, {}, "critic has a vocabulary of 20 tokens, the policy one of 40"),
-        ({"critic": "encoder"}, {}, "BertForSequenceClassification cannot be the critic"),
-        ({"critic": "silent encoder"}, {}, "BertForSequenceClassification cannot be the critic"),
-        ({"reward": "short"}, {}, "exceed the 8 positions of the reward_model"),
-        ({"critic": "frozen"}, {}, "no parameter of critic= is trainable"),
-    ],
-)
-def test_what_does_not_fit_is_named(parts: dict, changes: dict, named: str, tmp_path: Path) -> None:
-    parts = dict(parts)
-    regularizer: Any = parts.pop("regularizer", "reverse-kl")
-    if regularizer == "geometry":
-        regularizer = Wasserstein(TokenGeometry.from_embeddings(torch.randn(50, 4), neighbours=8), k2=16)
-    if parts.get("reference") == "other":
-        parts["reference"] = tiny.policy(vocab_size=50)
-    if parts.get("critic") == "small":
-        parts["critic"] = tiny.critic(vocab_size=20)
-    if parts.get("critic") == "frozen":
-        parts["critic"] = tiny.critic().requires_grad_(False)
-    if parts.get("critic") == "silent encoder":
-        parts["critic"] = tiny.encoder()
-        torch.nn.init.zeros_(parts["critic"].classifier.weight)
-    reward: Any = tiny.critic(max_position_embeddings=8) if parts.pop("reward", None) == "short" else tiny.counts_w7
-    if parts.get("critic") == "encoder":
-        parts["critic"] = tiny.encoder()
-    if "share_backbone" in changes:
-        parts["critic"] = tiny.critic()
-    with pytest.raises((ValueError, TypeError), match=named):
-        tiny.trainer(tmp_path, reward, regularizer=regularizer, parts=parts, **changes).train()
-
-
-def test_one_object_in_two_roles_is_refused(tmp_path: Path) -> None:
-    policy = tiny.policy()
-    with pytest.raises(ValueError, match="reference and model are the same object"):
-        tiny.trainer(tmp_path, build=lambda: policy, parts={"reference": policy})
-    for several in (False, True):
-        critic = tiny.critic()
-        reward = [(critic, 1.0), tiny.counts_w7] if several else critic
-        with pytest.raises(ValueError, match="reward model and critic are the same object"):
-            tiny.trainer(tmp_path, reward, parts={"critic": critic})
-
-
-def test_plain_training_arguments_are_refused(tmp_path: Path) -> None:
-    from transformers import TrainingArguments
-
-    with pytest.raises(TypeError, match="pass a PPOConfig"):
-        PPOTrainer(tiny.policy(), TrainingArguments(str(tmp_path), use_cpu=True), reward=tiny.counts_w7)
-
-
 def test_an_iterable_dataset_is_refused(tmp_path: Path) -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -433,16 +335,6 @@ def test_an_iterable_dataset_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="without a length"):
         tiny.trainer(tmp_path, parts={"train_dataset": Stream()}).train()
-
-
-def test_one_of_several_evaluation_sets_by_name(tmp_path: Path) -> None:
-    trainer = tiny.trainer(tmp_path, parts={"eval_dataset": {"ab": tiny.prompts(20), "c": tiny.prompts(3)}})
-    whole = trainer.evaluate()
-    assert {"eval_ab_score", "eval_c_score"} <= whole.keys()
-    named = trainer.evaluate("ab")
-    for name in ("score", "kl", "entropy", "response_length"):
-        assert named[f"eval_{name}"] == whole[f"eval_ab_{name}"]
-    assert whole["eval_ab_entropy"] != whole["eval_c_entropy"]
 
 
 def test_mixed_precision(tmp_path: Path) -> None:

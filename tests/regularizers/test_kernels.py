@@ -119,7 +119,7 @@ def test_a_sum(other: str, by_kernels: None) -> None:
     policy[1, 100:], reference[1, 90:], tokens[1] = -torch.inf, -torch.inf, 3
     reference[2] = policy[2]
     transport = Wasserstein(geometry(), k2=9)
-    ours = (make_regularizer(other) + 4 * transport)(policy, reference, tokens)
+    ours = (make_regularizer(other) + 4 * transport)(policy, reference, tokens.int())
     exact = make_regularizer(other) + 4 * Wasserstein(geometry(), k2=9, method="log")
     expected = exact(policy.double(), reference.double(), tokens)
     assert torch.equal(ours.diagnostics["semantic.divergence"], transport(policy, reference, tokens).divergence)

@@ -96,7 +96,11 @@ def test_responses_of_this_and_of_earlier_releases(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [(list(row.prompt_ids), list(row.response_ids)) for row in found] == [([3], [9, 9]), ([4], [6])]
     assert run.responses("a", limit=1) == found[:1]
-    for line, message in (("{", ":5 is damaged .*restore it from a copy"), ('{"number": 1}', ":5 has no 'prompt'")):
+    for line, message in (
+        ("{", ":5 is damaged .*restore it from a copy"),
+        ('{"number": 1}', ":5 has no 'prompt'"),
+        ('{"prompt": "w3", "response": "w5"}', ":5 has no 'prompt_id' .*restore it from a copy"),
+    ):
         path.write_text("".join(json.dumps(row) + "\n\n" for row in (NEW, OLD)) + line)
         with pytest.raises(RunFolderError, match=message):
             run.responses("a")

@@ -164,8 +164,10 @@ def analyze_model(
     """
     made = {}
     for text in settings:
-        if parse_option(text).name != "wasserstein":
-            raise OptionError(f"--setting {text} has no geometry; name Wasserstein settings, as paper or semantic")
+        if parse_option(text).name != "wasserstein" or parse_option(text).weight != 1:
+            raise OptionError(
+                f"--setting {text} has no geometry by itself; name Wasserstein settings, as paper or semantic"
+            )
         given = {key: value for key, value in (changes or {}).items() if value is not None}
         label = ":".join(filter(None, [text, ",".join(f"{key}={value}" for key, value in given.items())]))
         made[label] = factory.make(parse_option(text, **given), label)

@@ -24,6 +24,9 @@ Neighbours = Annotated[
         show_default="512, or all of a smaller vocabulary",
     ),
 ]
+Transform = Annotated[
+    str, typer.Option(help="What is done to embeddings first, such as centre/unit: see docs/numerics.md.")
+]
 Scale = Annotated[str, typer.Option(help="What costs are divided by: median-nn, none, or a number.")]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="A file that `build` wrote for it.")]
 Words = Annotated[list[str] | None, typer.Option("--word", "-w", help="Show this word's nearest tokens.")]
@@ -34,6 +37,7 @@ def build(
     model: Model,
     output: Output = Path("geometry.safetensors"),
     metric: Metric = "euclidean",
+    transform: Transform = "none",
     neighbours: Neighbours = None,
     scale: Scale = "median-nn",
 ) -> None:
@@ -41,7 +45,7 @@ def build(
 
     [bold]Example[/bold]: wpr geometry build runs/tiny/sft/model -o geometry.safetensors
     """
-    out.print(build_geometry(model, output, metric, neighbours, scale))
+    out.print(build_geometry(model, output, metric, neighbours, scale, transform))
 
 
 @app.command("show")
@@ -53,7 +57,9 @@ def show(model: Model, file: File = None, words: Words = None) -> None:
     out.print(show_geometry(model, file, words or []), highlight=False)
 
 
-def build_geometry(model: str, path: Path, metric: str, neighbours: str | None, scale: str) -> str:
+def build_geometry(
+    model: str, path: Path, metric: str, neighbours: str | None, scale: str, transform: str = "none"
+) -> str:
     """Measure a model's vocabulary and write the file; words for what was found.
 
     neighbours: a number, or ``all``; None: the paper's number, or all others where the vocabulary is smaller.
@@ -62,7 +68,7 @@ def build_geometry(model: str, path: Path, metric: str, neighbours: str | None, 
     from wpr.model_geometry import measure_vocabulary
     from wpr.regularizers.spec import GEOMETRY, RegularizerSpec, from_text
 
-    given = {"metric": metric, "neighbours": neighbours, "scale": scale}
+    given = {"metric": metric, "transform": transform, "neighbours": neighbours, "scale": scale}
     try:
         values = {name: from_text(text, GEOMETRY[name], name) for name, text in given.items() if text is not None}
         spec = RegularizerSpec.from_settings(**values)

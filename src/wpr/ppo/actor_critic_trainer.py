@@ -4,6 +4,7 @@ models.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 
 
-class ActorCriticTrainer(Trainer):  # type: ignore[misc]
+class ActorCriticTrainer(Trainer, ABC):  # type: ignore[misc]
     """What of the Trainer is particular to an `ActorCritic`, whatever it learns from."""
 
     args: PPOConfig
@@ -73,9 +74,9 @@ class ActorCriticTrainer(Trainer):  # type: ignore[misc]
 
     part_norms: dict[str, float] = {}  # noqa: RUF012 (replaced, never changed)
 
+    @abstractmethod
     def own_state(self) -> dict[str, Any]:
         """What this process's part of a checkpoint keeps beyond weights, optimizer and random generators."""
-        raise NotImplementedError
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """If the folder is there, from an earlier run, it is marked as not whole before any of it is written again."""

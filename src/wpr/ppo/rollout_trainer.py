@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,17 @@ class RolloutTrainer(ActorCriticTrainer):
         self.sum, self.agree = sum_over_processes(self.accelerator), names_of_all(self.accelerator)
         self._reset()
 
+    @abstractmethod
     def _begin_rollout(self, inputs: dict[str, Any]) -> None:
         """Set ``rollout``, or leave it out by `_refuse`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin_update(self, number: int) -> None:
         """Called before micro-batch ``number`` of the rollout, the first of an optimizer step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_update(self) -> None:
         """Called after the last micro-batch of an optimizer step."""
-        raise NotImplementedError
 
     def _reset(self) -> None:
         self.metrics = Metrics()

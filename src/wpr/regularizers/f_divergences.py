@@ -135,7 +135,7 @@ class FDivergence(Combinable, ABC):
         """
         from wpr.transport.kernels.divergence import Sums, divergence_sums
 
-        totals = reduced.log_policy, reduced.log_reference
+        tokens, totals = tokens.long(), (reduced.log_policy, reduced.log_reference)
         if self.name == "reverse-kl" and reduced.reverse_kl is not None:
             sums = Sums(reduced.reverse_kl, torch.zeros_like(reduced.reverse_kl), *totals)
         else:

@@ -132,9 +132,11 @@ class FinishedRun:
         try:
             lines = read_objects(path.read_bytes(), path, RESTORE)
             # Files of older runs have no prompt_id: their numbers name prompts.
-            rows = [response_of({"prompt_id": row["number"]} | row, f"{path}:{line}") for line, row in lines]
-        except KeyError as error:
-            raise RunFolderError(f"{path} has a line without {error}; {RESTORE}") from None
+            named = [
+                (f"{path}:{line}", {"prompt_id": row["number"], **row} if "number" in row else row)
+                for line, row in lines
+            ]
+            rows = [response_of(row, where) for where, row in named]
         except DataError as error:
             said = str(error)
             raise RunFolderError(said if said.endswith(RESTORE) else f"{said}; {RESTORE}") from None

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.evaluation.judging.misbehaving import Behaviour, Request, reply
+from tests.evaluation.judging.misbehaving import Behaviour, ChatServer, Request, reply
+from wpr.evaluation.judging.asking import JudgeResults, ask_all
 from wpr.evaluation.judging.questions import Question, RequestLimits, UnreadableError
+from wpr.evaluation.judging.server import ServerJudge
 from wpr.evaluation.judging.verdicts import LETTER, read_letter
 
 KEY = "sk-test-4f9c1b7e0d2a8c3f/5+6=7"
@@ -74,3 +76,8 @@ def outcome(read: Callable[[str], Any], text: str) -> Any:
         return read(text)
     except UnreadableError as error:
         return str(error)
+
+
+def ask(server: ChatServer, count: int, cache: Path, limits: RequestLimits = QUICK) -> JudgeResults:
+    """So many questions, answered by the server."""
+    return ask_all(ServerJudge("test", server.address), questions(count), cache, limits)

@@ -16,9 +16,8 @@ nearly all tokens of a usual support, with all six products among them (`_panel_
 The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
 as three TF32 products, which keeps 21 bits. Two kinds of pairs need more digits than that: those whose difference loses
 them, ``|x - y|^2 < NEAR (size_x + size_y)``, and those so close to the radius that rounding would decide whether their
-cost is finite (`_tie_margin`). They are marked by a cost of -1, and a second kernel adds up their squared differences
-in float64. So the costs that are infinite are those that float64 finds. Few pairs are of either kind, and most of
-the second kernel's programs have nothing to do; a kernel of its own leaves the first its registers.
+cost is finite (`_tie_margin`). They are marked by a cost of -1 and computed again by `near_pairs`. So the costs that
+are infinite are those that float64 finds.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,import-untyped,import-not-found"
@@ -33,6 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wpr.transport.distances import COSINE, EUCLIDEAN
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
+from wpr.transport.kernels.near_pairs import NEAR_COLUMNS, NEAR_FEW, near_kernel, tile_of
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed again from their differences. It is more than in
@@ -47,11 +47,6 @@ PANEL_TILES = 3
 
 PANEL_COLUMNS, PANEL_STAGES = 64, 3
 """Embedding columns that a panel multiplies in one step, and how many steps are in flight: 24 KB of bf16 each."""
-
-NEAR_COLUMNS, NEAR_FEW = 2048, 8
-"""Embedding columns of a pair that are subtracted in one step, and of how many pairs of a row one after the other: of
-more, all 64 together, a few columns at a time.
-"""
 
 COLUMNS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
 STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
@@ -123,7 +118,7 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
             stages = STAGES[embeddings.dtype]
             grid = (rows * (pairs - first),)
             _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
-        _near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4)
+        near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4)
     return out[:, :, :n]
 
 
@@ -245,7 +240,7 @@ def _tile_kernel(
     left = pairs - first_pair
     position = (tl.program_id(0) // left).to(tl.int64)
     pair = first_pair + tl.program_id(0) % left
-    first, second = _tile(pair)
+    first, second = tile_of(pair)
     ids += position * n
     out += position * n * out_stride
     near = near_tiles + position * pairs + pair
@@ -335,144 +330,6 @@ def _leave_out(i, j, n, out, out_stride, near_tile):
         tl.store(out + i * out_stride + n - 1, alone, mask=i < n)
         tl.store(out + (n - 1) * out_stride + i, alone, mask=i < n)
     tl.store(near_tile, 0)
-
-
-@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
-def _near_kernel(
-    ids,
-    embeddings,
-    size,
-    weight,
-    radius,
-    out,
-    near_tiles,
-    n,
-    width,
-    row_stride,
-    out_stride,
-    pairs,
-    slack,
-    factor,
-    near_share,
-    tie_margin,
-    COSINE: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    FEW: tl.constexpr,
-):
-    if tl.load(near_tiles + tl.program_id(0)) != 0:
-        position = (tl.program_id(0) // pairs).to(tl.int64)
-        first, second = _tile(tl.program_id(0) % pairs)
-        ids += position * n
-        out += position * n * out_stride
-        i = first * TILE + tl.arange(0, TILE)
-        j = second * TILE + tl.arange(0, TILE)
-        above = (i[:, None] < j[None, :]) & (j < n)[None, :]  # tiles on the diagonal have marks on both sides
-        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=above, other=0.0)
-        marked_rows = tl.max((cost < 0).to(tl.int32), axis=1)
-        left = tl.sum(marked_rows, axis=0)
-        row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
-        radius_j = tl.load(radius + row_j)
-        while left > 0:
-            row = tl.argmax(marked_rows, axis=0)
-            entry = first * TILE + row
-            own = tl.load(ids + entry)
-            marked = tl.load(out + entry * out_stride + j, mask=(j > entry) & (j < n), other=0.0) < 0
-            number = tl.sum(marked.to(tl.int32), axis=0)
-            if number <= FEW:
-                sums = _few_distances(
-                    own, ids + second * TILE, marked, number, embeddings, weight, width, row_stride, COSINE, TILE, WIDE
-                )
-            else:
-                sums = _many_distances(own, row_j, marked, embeddings, weight, width, row_stride, COSINE, TILE, COLUMNS)
-            distance = sums * 0.5 if COSINE else tl.sqrt(sums)
-            reach = tl.maximum(tl.load(radius + own), radius_j) * slack
-            exact = tl.where(distance <= reach, distance.to(tl.float32) * factor, float("inf"))
-            tl.store(out + entry * out_stride + j, exact, mask=marked)
-            tl.store(out + j * out_stride + entry, exact, mask=marked)
-            marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
-            left -= 1
-
-
-@triton.jit
-def _few_distances(
-    own,
-    ids,
-    marked,
-    number,
-    embeddings,
-    weight,
-    width,
-    row_stride,
-    COSINE: tl.constexpr,
-    TILE: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Squared distances ``(TILE,)`` of the token ``own`` to the marked ones, one after the other."""
-    sums = tl.zeros([TILE], tl.float64)
-    # Of each the whole difference at once: what takes the time is waiting for the rows.
-    to_do = marked.to(tl.int32)
-    while number > 0:
-        place = tl.argmax(to_do, axis=0)
-        is_place = tl.arange(0, TILE) == place
-        other = tl.load(ids + place)
-        total = tl.zeros([], tl.float64)
-        for start in range(0, width, WIDE):
-            column = start + tl.arange(0, WIDE)
-            x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)
-            y = tl.load(embeddings + other * row_stride + column, mask=column < width, other=0.0)
-            total += tl.sum(_squared_difference(x, y, weight + own, weight + other, COSINE), axis=0)
-        sums = tl.where(is_place, total, sums)
-        to_do = tl.where(is_place, 0, to_do)
-        number -= 1
-    return sums
-
-
-@triton.jit
-def _many_distances(
-    own,
-    others,
-    marked,
-    embeddings,
-    weight,
-    width,
-    row_stride,
-    COSINE: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Squared distances ``(TILE,)`` of the token ``own`` to the marked ones, all at once."""
-    sums = tl.zeros([TILE], tl.float64)
-    for start in range(0, width, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        mask = marked[:, None] & (column < width)[None, :]
-        x = tl.load(embeddings + own * row_stride + column, mask=column < width, other=0.0)[None, :]
-        y = tl.load((embeddings + others * row_stride)[:, None] + column[None, :], mask=mask, other=0.0)
-        squares = _squared_difference(x, y, weight + own, (weight + others)[:, None], COSINE)
-        sums += tl.sum(squares, axis=1)
-    return sums
-
-
-@triton.jit
-def _squared_difference(x, y, weight_x, weight_y, COSINE: tl.constexpr):
-    x = x.to(tl.float64)
-    y = y.to(tl.float64)
-    if COSINE:
-        x *= tl.load(weight_x)
-        y *= tl.load(weight_y)
-    return (x - y) * (x - y)
-
-
-@triton.jit
-def _tile(pair):
-    """Row and column of a tile in the upper triangle, counted column by column."""
-    first = pair
-    second = 0
-    while first > second:
-        second += 1
-        first -= second
-    return first, second
 
 
 @triton.jit
