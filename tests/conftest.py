@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.interpreter import improve_interpreter
 from tests.needs import REQUIRED, missing
 
 torch.set_num_threads(1)
@@ -20,6 +21,7 @@ torch.set_num_threads(1)
 # Without a GPU the Triton kernels run under its interpreter, which is chosen when Triton is imported: so do it first.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    improve_interpreter()
 
 # The same examples every time, so that a change is judged by its own merits; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

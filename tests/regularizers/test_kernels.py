@@ -61,7 +61,7 @@ def compare(ours: Any, exact: Any) -> None:
     ],
 )
 def test_wasserstein(preset: Any, settings: dict[str, Any], by_kernels: None) -> None:
-    arguments = logits(3, 300)
+    arguments = logits(2, 300)
     regularizer = Wasserstein(geometry(), preset, k2=9, **settings)
     exact = Wasserstein(geometry(), preset, k2=9, method="log", **settings)
     compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
@@ -115,7 +115,7 @@ def test_adversarial_rows(by_kernels: None) -> None:
 @pytest.mark.parametrize("other", ["reverse-kl", "forward-kl", "alpha"])
 def test_a_sum(other: str, by_kernels: None) -> None:
     """Each part as by itself, and both against float64."""
-    policy, reference, tokens = logits(5, 300)
+    policy, reference, tokens = logits(3, 300)
     policy[1, 100:], reference[1, 90:], tokens[1] = -torch.inf, -torch.inf, 3
     reference[2] = policy[2]
     transport = Wasserstein(geometry(), k2=9)
@@ -136,7 +136,7 @@ def test_a_sum_with_reverse_kl_reads_the_logits_once(by_kernels: None, monkeypat
     monkeypatch.setattr(support, "block_statistics", lambda *x, **y: reads.append("support") or original(*x, **y))
     monkeypatch.setattr(divergence, "block_statistics", lambda *x, **y: reads.append("divergence") or original(*x, **y))
     monkeypatch.setattr(divergence, "divergence_sums", lambda *x, **y: reads.append("sums"))
-    (ReverseKL() + 4 * Wasserstein(geometry(), k2=9))(*logits(3, 300))
+    (ReverseKL() + 4 * Wasserstein(geometry(), k2=9))(*logits(1, 300))
     assert reads == ["support"]
 
 
@@ -144,7 +144,7 @@ def test_a_sum_with_reverse_kl_reads_the_logits_once(by_kernels: None, monkeypat
     "transform", ["unit", "centre/unit", "unit/centre", "centre/remove-2/unit", "centre/whiten-0.5"]
 )
 def test_transforms(transform: str, by_kernels: None) -> None:
-    arguments = logits(3, 300)
+    arguments = logits(1, 300)
     weight = clustered_embeddings(words=100, size=33).to(torch.bfloat16).to(DEVICE)
     made = TokenGeometry.from_embeddings(weight, neighbours=20, progress=False, transform=transform)
     compare(
@@ -154,7 +154,7 @@ def test_transforms(transform: str, by_kernels: None) -> None:
 
 
 def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = logits(3, 300)
+    arguments = logits(2, 300)
     regularizer = Wasserstein(geometry(), k2=6)
     whole = regularizer(*arguments).penalty
     monkeypatch.setattr("wpr.regularizers.wasserstein.KERNEL_COST_BYTES", 1)
@@ -175,7 +175,7 @@ def test_another_device_than_the_current_one(name: str) -> None:
 def test_every_second_position(by_kernels: None) -> None:
     """Its masses and ids lie farther apart in memory than they are long."""
     regularizer = Wasserstein(geometry(), k2=6)
-    support = regularizer.reduce(*logits(4, 300))
+    support = regularizer.reduce(*logits(3, 300))
     whole, some = regularizer.finish([support]), regularizer.finish([support[::2]])
     assert torch.equal(some.penalty, whole.penalty[::2])
     assert torch.equal(some.divergence, whole.divergence[::2])
@@ -226,7 +226,7 @@ def test_a_divergence_without_a_kernel_uses_torch(by_kernels: None, monkeypatch:
 @pytest.mark.parametrize("name", ["semantic", "reverse-kl"])
 def test_logits_column_by_column(name: str) -> None:
     """What torch takes, the kernels take too, at the price of a copy."""
-    policy, reference, tokens = logits(3, 300)
+    policy, reference, tokens = logits(2, 300)
     regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry(), k2=10)
     whole = regularizer(policy, reference, tokens)
     turned = regularizer(policy.mT.contiguous().mT, reference, tokens)

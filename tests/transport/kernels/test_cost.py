@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,12 +16,11 @@ from wpr.transport.support import NO_TOKEN
 pytestmark = pytest.mark.needs("triton")
 
 
-def supports(positions: int, n: int, vocabulary: int, device: str, seed: int = 0) -> Tensor:
-    """Ids in increasing order with padding after them, the dummy last."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.full((positions, n), NO_TOKEN)
-    for row in ids:
-        used = int(torch.randint(1, n, (), generator=generator))
+def supports(tokens: tuple[int, ...], n: int, vocabulary: int, device: str) -> Tensor:
+    """So many ids for each position, in increasing order with padding after them, the dummy last."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.full((len(tokens), n), NO_TOKEN)
+    for row, used in zip(ids, tokens, strict=True):
         row[:used] = torch.randperm(vocabulary, generator=generator)[:used].sort().values
     return ids.to(device)
 
@@ -32,6 +32,8 @@ def check(
 
     geometry = TokenGeometry.from_embeddings(weight, metric, neighbours, progress=False)
     exact = TokenGeometry.from_embeddings(weight.double(), metric, neighbours, scale=geometry.scale, progress=False)
+    torch.testing.assert_close(geometry.radius.double(), exact.radius, rtol=1e-6, atol=0)
+    exact = replace(exact, radius=geometry.radius)  # with the slack of float32, which may let one more pair in
     ours = cost(geometry, ids)
     assert torch.equal(ours, ours.mT)
     # What solvers read is the same without the rest.
@@ -46,13 +48,43 @@ def check(
     return ours
 
 
-@pytest.mark.parametrize(("width", "n", "positions"), [(7, 4, 3), (33, 12, 3), (64, 68, 2), (20, 130, 2), (33, 258, 1)])
+@pytest.mark.parametrize(
+    ("width", "n", "tokens"),
+    [(7, 4, (3, 1)), (33, 12, (11, 4)), (64, 68, (67, 20)), (20, 130, (129, 30)), (33, 258, (200,))],
+)
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_random_rows(width: int, n: int, positions: int, metric: str, dtype: torch.dtype, device: str) -> None:
-    weight = clustered_embeddings(words=100, size=width).to(dtype).to(device)
-    ours = check(weight, supports(positions, n, 300, device), metric, 40, rtol=2e-5)
+def test_random_rows(width: int, n: int, tokens: tuple[int, ...], metric: str, dtype: torch.dtype, device: str) -> None:
+    """One to five tiles, the last of them with tokens or without. A fifth of the tokens have near ones, which is what
+    takes the interpreter's time.
+    """
+    near, alone = clustered_embeddings(words=20, size=width), clustered_embeddings(240, 1, size=width, seed=1)
+    weight = torch.cat([near, alone]).to(dtype).to(device)
+    ours = check(weight, supports(tokens, n, 300, device), metric, 40, rtol=2e-5)
     assert not ours.isnan().any()
+
+
+@pytest.mark.parametrize("n", [68, 258])  # of bf16: tiles, or a panel and tiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_are_right_by_themselves(
+    n: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `near_pairs`, which would compute again, pair by pair, all that wrong products make look near."""
+    from wpr.transport.kernels import cost as kernel
+
+    class NearPairs:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **settings: None
+
+    monkeypatch.setattr(kernel, "near_kernel", NearPairs())
+    weight = torch.cat([clustered_embeddings(words=20, size=33), clustered_embeddings(240, 1, size=33, seed=1)])
+    weight = weight.to(dtype).to(device)
+    geometry = TokenGeometry.from_embeddings(weight, neighbours=40, progress=False)
+    ids = supports((n - 1,), n, 300, device)
+    ours, exact = kernel.cost(geometry, ids).double(), replace(geometry, embeddings=weight.double()).cost(ids)
+    near = ours == -1
+    assert 0 < near.sum() < 0.01 * near.numel()
+    torch.testing.assert_close(ours[~near], exact[~near], rtol=2e-5, atol=0)
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
@@ -65,7 +97,7 @@ def test_near_duplicates_keep_their_digits(metric: str, device: str) -> None:
         [base + shrink * torch.randn(60, 48, generator=generator), torch.randn(60, 48, generator=generator)]
     )
     weight[70:75] = weight[60:65]
-    ids = supports(2, 100, 120, device)
+    ids = supports((99, 34), 100, 120, device)
     ours = check(weight.to(device), ids, metric, None, atol=2e-7 if metric == "cosine" else None)
     assert (ours[ours > 0] < 1e-4).any()
 
@@ -74,7 +106,7 @@ def test_near_duplicates_keep_their_digits(metric: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, device: str) -> None:
     """Wide rows, all about equally far from each other, and radii that miss a distance by less than float32 rounds."""
-    width = 2100 if device == "cuda" else 200  # the interpreter takes a minute for 1,000 columns of bf16
+    width = 2100 if device == "cuda" else 200
     weight = torch.randn(200, width, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
     geometry = TokenGeometry.from_embeddings(weight, metric, 20, progress=False)
     exact = replace(geometry, embeddings=weight.double())
@@ -83,7 +115,7 @@ def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, devic
     distances = free.cost(everyone, scaled=False)[0].kthvalue(50, dim=-1).values
     miss = 1 + 2e-7 * (torch.arange(200, device=device) % 5 - 2)
     radius = (distances / (1 + RADIUS_SLACK[torch.float32]) * miss).float()
-    ids = supports(2, 150, 200, device)
+    ids = supports((149, 24), 150, 200, device)
     geometry, exact = replace(geometry, radius=radius), replace(exact, radius=radius)
     from wpr.transport.kernels.cost import cost
 

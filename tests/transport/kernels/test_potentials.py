@@ -73,13 +73,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(("n", "floor"), [(4, 0.0), (12, 1e-16), (18, 0.0), (34, 1e-16), (68, 0.0), (258, 1e-16)])
 @pytest.mark.usefixtures("way")
 def test_balanced(n: int, floor: float, device: str) -> None:
-    check(*run("balanced", problems(2, n), device, lam=20.0, iterations=4, floor=floor))
+    check(*run("balanced", problems(1 if n > 100 else 2, n), device, lam=20.0, iterations=4, floor=floor))
 
 
 @pytest.mark.parametrize("n", [4, 12, 18, 34, 68, 258])
 @pytest.mark.usefixtures("way")
 def test_unbalanced(n: int, device: str) -> None:
-    check(*run("unbalanced", problems(2, n), device, lam=5.0, rho=2.0, iterations=7))
+    check(*run("unbalanced", problems(1 if n > 100 else 2, n), device, lam=5.0, rho=2.0, iterations=4))
 
 
 @pytest.mark.parametrize("rho", [1.0, math.inf])
@@ -98,12 +98,12 @@ def test_any_cost(strength: float, device: str) -> None:
     check(*run("unbalanced", arguments, device, lam=1.0, rho=8.0, iterations=10))
 
 
-@pytest.mark.parametrize(("lam", "rho"), [(5.0, 1.0), (5.0, 8.0), (10.0, 8.0)])
+@pytest.mark.parametrize(("lam", "rho"), [(5.0, 1.0), (10.0, 8.0)])
 def test_stopping_is_per_problem(lam: float, rho: float, device: str) -> None:
     """Each stops when it is done, and does not depend on the others."""
     from wpr.transport.kernels import potentials as fast
 
-    arguments = problems(3, 34, spread=4.0)
+    arguments = problems(2, 34, spread=4.0)
     ours, exact = run("unbalanced", arguments, device, lam=lam, rho=rho, iterations=100, tolerance=1e-4)
     check(ours, exact, 1e-5)  # many iterations near tau = 1 add up float32 rounding
     assert ours.converged.all()
@@ -129,7 +129,7 @@ def test_debiased(n: int, device: str) -> None:
     from wpr.transport.gibbs import GibbsKernel
     from wpr.transport.kernels import potentials as fast
 
-    a, b, cost = (x.float() for x in problems(2, n))
+    a, b, cost = (x.float() for x in problems(1 if n > 100 else 2, n))
     lam, rho, tolerance = 5.0, 8.0, 1e-4
     ours = fast.debiased(*(x.to(device) for x in (a, b, cost)), lam=lam, rho=rho, iterations=60, tolerance=tolerance)
     log_a, log_b, _ = slow.prepare_masses(a.double(), b.double())
