@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,20 +52,33 @@ class Silent(TransformersGeneration):
 
 
 def main() -> None:
+    """Runs one after the other, between "+" in the command line: most of a short run's time is spent on imports."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    arguments = [*sys.argv[1:], "+"]
+    while arguments:
+        end = arguments.index("+")
+        train(arguments[:end])
+        arguments = arguments[end + 1 :]
+    leave_launch()
+
+
+def train(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--regularizer", default="semantic")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume-from", type=Path, help="a checkpoint of another run, copied into the folder first")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument(
         "--reference", type=Path, help="a folder; loaded after the settings are made, as ZeRO-3 asks for"
     )
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--silent-rank", type=int, help="a process whose responses are all empty")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+    options = parser.parse_args(arguments)
+    if "deepspeed" in options.settings:
+        communicate_without_compiling()
     parts: dict[str, Any] = {"callbacks": [Pause(options.pause)], "train_dataset": tiny.prompts(options.prompts)}
     if "eval_strategy" in options.settings:
         parts["eval_dataset"] = tiny.prompts(5)
@@ -75,14 +91,26 @@ def main() -> None:
     trainer: PPOTrainer = tiny.trainer(
         options.folder, regularizer=options.regularizer, build=wide_policy, parts=parts, **options.settings
     )
-    trainer.train(resume_from_checkpoint=options.resume or None)
+    if options.resume_from:
+        if trainer.is_world_process_zero():
+            shutil.copytree(options.resume_from, options.folder / options.resume_from.name)
+        trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=options.resume or bool(options.resume_from) or None)
     trainer.save_model()
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(str(options.folder / "final_state.json"))
         state = {"weights": digest(trainer.model) if not trainer.is_deepspeed_enabled else ""}
         (options.folder / "final.json").write_text(json.dumps(state))
     trainer.accelerator.wait_for_everyone()
-    leave_launch()
+
+
+def communicate_without_compiling() -> None:
+    """DeepSpeed's processes on a CPU exchange float32 through an operation that it compiles, which takes a minute, or
+    else through gloo.
+    """
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # as an attribute of the package it is torch itself
+    assert backend.build_shm_op
+    backend.build_shm_op = lambda: None
 
 
 def wide_policy() -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +12,30 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.ppo.run import wide_policy
+from tests.ppo.run import train, wide_policy
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
-    "max_steps": 10,
+    "max_steps": 5,
     "num_minibatches": 2,
     "max_grad_norm": 100.0,
-}  # five rollouts; DeepSpeed's clip is another one
+}  # two rollouts and a half; DeepSpeed's clip is another one
 
-EVALUATION = {"eval_strategy": "steps", "eval_steps": 10, "per_device_eval_batch_size": 2}
+EVALUATION = {"eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 2}
 
 
-def run(folder: Path, processes: int, *extra: str, **settings: Any) -> str:
-    """Launch with torchrun's module, on a free port."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    given = json.dumps({**SETTINGS, **settings})
-    command += ["-m", "tests.ppo.run", str(folder), "--settings", given, *extra]
+def arguments(folder: Path, *extra: str, **settings: Any) -> list[str]:
+    """A run's part of the command line."""
+    return [str(folder), "--settings", json.dumps({**SETTINGS, **settings}), *extra]
+
+
+def launch(*runs: list[str]) -> None:
+    """Two processes, with torchrun's module, on a free port; what they run, one after the other."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "tests.ppo.run", *runs[0], *(part for each in runs[1:] for part in ("+", *each))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout + done.stderr
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -47,7 +47,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float) -> None:
-    assert len(one) == len(other) == 10
+    assert len(one) == len(other) == 5
     for row, expected in zip(one, other, strict=True):
         assert row.keys() == expected.keys()
         for name in row:
@@ -56,14 +56,32 @@ def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tol
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    folder = tmp_path_factory.mktemp("single") / "run"
-    run(folder, 1, per_device_train_batch_size=4, **EVALUATION)
+    """One process: this one."""
+    folder = tmp_path_factory.mktemp("single")
+    train(arguments(folder, per_device_train_batch_size=4, **EVALUATION))
     return metrics(folder)
 
 
-def test_two_processes_are_one(single: list[dict[str, float]], tmp_path: Path) -> None:
-    run(tmp_path / "two", 2, per_device_train_batch_size=2, **EVALUATION)
-    assert_close(metrics(tmp_path / "two"), single, 1e-4)
+LATER = {
+    "per_device_train_batch_size": 4, "num_minibatches": 1, "save_strategy": "steps", "save_steps": 8, "max_steps": 10,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of what two processes ran in one launch, for one test each."""
+    folder = tmp_path_factory.mktemp("launched")
+    launch(
+        arguments(folder / "two", per_device_train_batch_size=2, **EVALUATION),
+        arguments(folder / "later", "--prompts", "24", **LATER),
+        arguments(folder / "part", "--prompts", "24", "--resume-from", str(folder / "later" / "checkpoint-8"), **LATER),
+        arguments(folder / "silent", "--silent-rank", "1", per_device_train_batch_size=2, max_steps=2),
+    )
+    return folder
+
+
+def test_two_processes_are_one(single: list[dict[str, float]], launched: Path) -> None:
+    assert_close(metrics(launched / "two"), single, 1e-4)
     assert (
         "eval_score" in single[-1]
     )  # of five prompts: the last batch of two processes is filled up with prompts twice
@@ -71,21 +89,18 @@ def test_two_processes_are_one(single: list[dict[str, float]], tmp_path: Path) -
     assert {row.get("score") for row in single if "score" in row} != {0.0}
 
 
-def test_two_processes_resume_in_a_later_epoch(tmp_path: Path) -> None:
+def test_two_processes_resume_in_a_later_epoch(launched: Path) -> None:
     """24 prompts, 8 a rollout: the third epoch begins with step 7, and the checkpoint is in its middle."""
-    settings = {"per_device_train_batch_size": 4, "num_minibatches": 1, "save_strategy": "steps", "save_steps": 8}
-    run(tmp_path / "whole", 2, "--prompts", "24", **settings)
-    shutil.copytree(tmp_path / "whole" / "checkpoint-8", tmp_path / "part" / "checkpoint-8")
-    run(tmp_path / "part", 2, "--prompts", "24", "--resume", **settings)
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "part")
-    finals = [json.loads((tmp_path / name / "final.json").read_text()) for name in ("whole", "part")]
+    whole, part = launched / "later", launched / "part"
+    assert len(metrics(whole)) == 10
+    assert metrics(whole) == metrics(part)
+    finals = [json.loads((folder / "final.json").read_text()) for folder in (whole, part)]
     assert finals[0] == finals[1]
 
 
-def test_one_process_without_any_response(tmp_path: Path) -> None:
+def test_one_process_without_any_response(launched: Path) -> None:
     """It has no solver to report of; the others' numbers are logged."""
-    run(tmp_path / "out", 2, "--silent-rank", "1", per_device_train_batch_size=2, max_steps=2)
-    rows = json.loads((tmp_path / "out" / "final_state.json").read_text())["log_history"]
+    rows = json.loads((launched / "silent" / "final_state.json").read_text())["log_history"]
     assert rows[0]["empty_responses"] == 0.5
     assert rows[0]["solver_iterations"] > 0
 
@@ -101,7 +116,6 @@ def zero(stage: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.needs("a C++ compiler")
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> None:
     """Three steps and more, saved in the middle of a rollout, resumed; the same numbers as one process all the way.
@@ -114,14 +128,11 @@ def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> Non
         **EVALUATION,
     }  # fmt: skip
     extra = ["--reference", str(tmp_path / "reference")]
-    run(tmp_path / "out", 2, *extra, **settings)
-    assert_close(metrics(tmp_path / "out"), single, 1e-4)
-    for step in (6, 9, 10):
-        shutil.rmtree(tmp_path / "out" / f"checkpoint-{step}")
-    before = metrics(tmp_path / "out")
-    (tmp_path / "out" / "final_state.json").unlink()
-    run(tmp_path / "out", 2, *extra, "--resume", **settings)
-    assert_close(metrics(tmp_path / "out"), before, 1e-6)
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    launch(arguments(whole, *extra, **settings))
+    launch(arguments(part, *extra, "--resume-from", str(whole / "checkpoint-3"), **settings))
+    assert_close(metrics(whole), single, 1e-4)
+    assert_close(metrics(part), metrics(whole), 1e-6)
+    saved = AutoModelForCausalLM.from_pretrained(part)
     assert saved.lm_head.weight.shape == (40, 32)
     assert not (saved.lm_head.weight == wide_policy().lm_head.weight).all()
