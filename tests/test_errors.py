@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
-from wpr import pico
+from tests.ppo import tiny
 from wpr.atomic_io import write_atomically
 from wpr.errors import explain
 
@@ -323,11 +323,14 @@ def test_a_vocabulary_that_is_too_small_for_a_model_that_is_here(here: Here, who
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_embeddings_of_another_tokenizer_are_found_first(here: Here, tmp_path: Path) -> None:
-    changes = ("train=[semantic]", f"policies.semantic.regularizer.embeddings={pico.path()}")
+def test_embeddings_that_no_token_has_are_found_first(here: Here, tmp_path: Path) -> None:
+    """Of a tokenizer that knows none of the policy's texts."""
+    tiny.policy().save_pretrained(tmp_path / "other")
+    tiny.tokenizer().save_pretrained(tmp_path / "other")
+    changes = ("train=[semantic]", f"policies.semantic.regularizer.embeddings={tmp_path / 'other'}")
     finished = here("run", "tiny", *SMALL[:-1], f"output={tmp_path / 'run'}", *changes)
     assert "has another tokenizer than" in finished.error
-    assert " ids differ, the first are " in finished.error
+    assert "tokens can be mapped by their texts" in finished.error
     assert "sft: starting" not in finished.stderr
 
 

@@ -25,6 +25,7 @@ LAYERS = [
     "errors",
     "config",
     "model_loading",
+    "other_embeddings",
     "model_geometry",
     "runs",
     "evaluation",

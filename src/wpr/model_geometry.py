@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from wpr.errors import OptionError
-from wpr.model_loading import load_vocabulary
+from wpr.other_embeddings import TokenEmbeddings, map_tokens, other_embeddings
 from wpr.regularizers.regularizer import Regularizer
-from wpr.regularizers.spec import GeometrySpec, RegularizerSpec
-from wpr.transport.geometry import TokenGeometry, input_embeddings
+from wpr.regularizers.spec import OUTPUT, GeometrySpec, RegularizerSpec
+from wpr.transport.geometry import TokenGeometry, input_embeddings, output_embeddings
 
 logger = logging.getLogger(__name__)
 
 
-def measure_vocabulary(weight: torch.Tensor, spec: RegularizerSpec | None = None) -> TokenGeometry:
+def measure_vocabulary(weight: torch.Tensor | TokenEmbeddings, spec: RegularizerSpec | None = None) -> TokenGeometry:
     """The geometry of embeddings ``(V, d)``, by default that of a regularizer of which nothing was set."""
-    fitted, _ = (spec or RegularizerSpec()).fitted(len(weight))
-    return TokenGeometry.from_embeddings(weight, **fitted.costs.options())
+    known = weight if isinstance(weight, TokenEmbeddings) else TokenEmbeddings(weight)
+    fitted, _ = (spec or RegularizerSpec()).fitted(len(known.weight), known.count)
+    return TokenGeometry.from_embeddings(known.weight, mapped=known.mapped, **fitted.costs.options())
 
 
 def regularizer_on(
@@ -30,23 +31,37 @@ def regularizer_on(
     cache: MutableMapping[GeometrySpec, TokenGeometry] | None = None,
     say: Callable[[str], None] = logger.warning,
 ) -> Regularizer:
-    """The regularizer on ``reference``'s embeddings, or on those of the model that it names.
+    """The regularizer on ``reference``'s input or output embeddings, or on those of the model that it names.
 
     device: if it is a GPU, the vocabulary is measured there, and the geometry is there; else where the model is. It
         takes seconds on a GPU; for 256,000 x 2,048 some 36 minutes on two CPU cores.
-    cache: see `RegularizerSpec.build`. say: told what is lowered to fit a small vocabulary.
+    cache: see `RegularizerSpec.build`. say: told what is lowered to fit a small vocabulary, that output embeddings are
+        the input embeddings where a model ties them, and how many tokens have no embedding in another model.
     """
     if not spec.is_wasserstein:
         return spec.build()
-    weight = input_embeddings(reference)
     if device is None or device.type != "cuda":  # others lack operations that measuring needs
-        device = weight.device
-    if spec.costs.embeddings is not None:
-        weight = _borrowed_embeddings(spec.costs.embeddings, reference)
-    spec, notes = spec.fitted(len(weight))
+        device = input_embeddings(reference).device
+    known = token_embeddings(reference, spec.costs.embeddings, say).to(device)
+    spec, notes = spec.fitted(len(known.weight), known.count)
     for note in notes:
         say(note)
-    return spec.build(weight.to(device), cache)
+    cache = {} if cache is None else cache
+    if spec.costs not in cache:
+        cache[spec.costs] = measure_vocabulary(known, spec)
+    return spec.build(known.weight, cache)
+
+
+def token_embeddings(reference: Any, embeddings: str | None, say: Callable[[str], None]) -> TokenEmbeddings:
+    """The embeddings that `GeometrySpec.embeddings` names. say: as of `regularizer_on`."""
+    if embeddings is None:
+        return TokenEmbeddings(input_embeddings(reference))
+    if embeddings != OUTPUT:
+        return other_embeddings(embeddings, reference, say)
+    weight = output_embeddings(reference)
+    if weight.data_ptr() == input_embeddings(reference).data_ptr():
+        say("embeddings=output are the input embeddings: the model ties them.")
+    return TokenEmbeddings(weight)
 
 
 class RegularizerFactory:
@@ -84,31 +99,11 @@ def parse_option(text: str, **changes: Any) -> RegularizerSpec:
         raise OptionError(f"--regularizer {text}: {error}") from None
 
 
-def check_same_tokens(embeddings: str, model: str, revision: str | None = None) -> None:
-    """Refuse embeddings of a model in whose tokenizer ids stand for other tokens than in ``model``'s. That both have as
-    many says nothing: costs between unrelated tokens would be taken without a word.
+def check_other_embeddings(spec: RegularizerSpec, model: str, revision: str | None = None) -> None:
+    """Refuse embeddings of a model in whose tokenizer none of ``model``'s tokens can be mapped, or fewer than a spec
+    has neighbours.
     """
-    theirs, ours = load_vocabulary(embeddings, "regularizer.embeddings"), load_vocabulary(model, revision=revision)
-    ids = sorted({index for _, index in theirs.items() ^ ours.items()})
-    if not ids:
+    if spec.costs.other_model is None or (mapping := map_tokens(spec.costs.other_model, model, revision)) is None:
         return
-    named = [{index: token for token, index in one.items()} for one in (theirs, ours)]
-    first = ", ".join(f"{index} is {' and not '.join(repr(one.get(index)) for one in named)}" for index in ids[:3])
-    raise ValueError(
-        f"regularizer.embeddings={embeddings} has another tokenizer than {model}: {len(ids)} ids differ, the first are "
-        f"{first} (None: no token); only a model of the same tokenizer gives costs between the policy's tokens"
-    )
-
-
-def _borrowed_embeddings(name: str, reference: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    check_same_tokens(name, reference.name_or_path)
-    weight = input_embeddings(AutoModelForCausalLM.from_pretrained(name, dtype="auto")).float()
-    rows = len(input_embeddings(reference))
-    if len(weight) < rows:
-        raise ValueError(
-            f"regularizer.embeddings={name} has embeddings of {len(weight)} tokens and the policy of {rows}: the "
-            "tokenizer is the same, but the policy's matrix is padded further; name a model with as many or more"
-        )
-    return weight[:rows]  # what is left over pads the other matrix, and is no token
+    if (fault := spec.check_vocabulary(len(mapping.pieces), mapping.mapped)) is not None:
+        raise ValueError(fault[1])

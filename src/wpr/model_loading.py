@@ -34,11 +34,18 @@ def load_tokenizer(name: str, revision: str | None = None, setting: str = "model
     return tokenizer
 
 
-def load_vocabulary(name: str, setting: str = "model.name", revision: str | None = None) -> dict[str, int]:
-    """Ids by token, of a model's tokenizer."""
+def load_any_tokenizer(name: str, setting: str = "model.name", revision: str | None = None) -> Any:
+    """The tokenizer as it is, of an encoder too."""
     from transformers import AutoTokenizer
 
-    return dict(_load(AutoTokenizer, name, "tokenizer", setting, revision=revision).get_vocab())
+    return _load(AutoTokenizer, name, "tokenizer", setting, revision=revision)
+
+
+def load_any_model(name: str, setting: str) -> Any:
+    """A language model or an encoder, without its head."""
+    from transformers import AutoModel
+
+    return _load(AutoModel, name, "model", setting, dtype="auto")
 
 
 def load_causal(settings: ModelSettings, name: str | None = None) -> Any:

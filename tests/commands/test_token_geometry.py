@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from wpr.commands.token_geometry import build_geometry, show_geometry
@@ -39,6 +40,28 @@ def test_a_transform_is_in_the_file(model: str, tmp_path: Path) -> None:
     assert "euclidean cost after centre/unit, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
     with pytest.raises(OptionError, match="--transform='centred' has the step 'centred', which is none"):
         build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "centred")
+
+
+def test_a_power_is_in_the_file(model: str, tmp_path: Path) -> None:
+    build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", power="2")
+    assert "euclidean cost to the power 2, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
+    for power, message in (("9", "--power=9 is outside 0.1 to 4"), ("two", "--power='two' must be a number")):
+        with pytest.raises(OptionError, match=message):
+            build_geometry(model, tmp_path / "h", "euclidean", "8", "median-nn", power=power)
+    assert not (tmp_path / "h").exists()
+
+
+def test_output_embeddings(model: str, tmp_path: Path) -> None:
+    untied = AutoModelForCausalLM.from_pretrained(model, tie_word_embeddings=False)
+    torch.nn.init.normal_(untied.lm_head.weight)
+    untied.save_pretrained(tmp_path / "untied")
+    path = tmp_path / "g"
+    message = build_geometry(str(tmp_path / "untied"), path, "euclidean", "8", "median-nn", embeddings="output")
+    expected = TokenGeometry.from_model(untied, neighbours=8, embeddings="output").describe()
+    assert message == f"{expected}\nwritten to {path}"
+    assert show_geometry(str(tmp_path / "untied"), path, [], "output") == expected
+    with pytest.raises(GeometryFileError, match="was made for other embeddings"):
+        show_geometry(str(tmp_path / "untied"), path, [])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,16 @@ def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) ->
     assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
 
 
+def test_so_it_does_with_output_embeddings(tmp_path: Path) -> None:
+    trainer = tiny.trainer(tmp_path, regularizer="semantic:neighbours=8,k2=16,embeddings=output")
+    weight = trainer.reference.get_output_embeddings().weight
+    assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
+    made = Wasserstein(TokenGeometry.from_embeddings(weight.detach().clone(), neighbours=8), k2=16)
+    again = tiny.trainer(tmp_path, regularizer=made)
+    weight = again.reference.get_output_embeddings().weight
+    assert again.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("parts", "changes", "named"),
     [
@@ -32,6 +42,7 @@ def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) ->
         ({"regularizer": "geometry"}, {}, "geometry has 50 tokens but the reference 40"),
         ({"regularizer": "revers-kl"}, {}, "did you mean 'reverse-kl'"),
         ({"regularizer": ReverseKL}, {}, "is no regularizer; pass a name, or an object"),
+        ({"regularizer": "semantic:embeddings=some/model"}, {}, "names another model's embeddings"),
         ({"regularizer": None}, {}, "regularizer=None is no regularizer"),
         ({}, {"stop_token_ids": [999]}, r"stop tokens \[999\] are outside the vocabulary"),
         ({}, {"max_new_tokens": 126}, "exceed the 128 positions"),

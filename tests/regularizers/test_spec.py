@@ -28,7 +28,7 @@ SOLVER: dict[str, Any] = {
     "lam": 3.0, "k2": 7, "iterations": 4, "tolerance": 0.5, "marginals": "unbalanced", "rho": 2.0, "floor": 0.0,
     "debias": False, "gauge": "raw", "scaled": False,
 }  # fmt: skip
-GEOMETRY: dict[str, Any] = {"metric": "cosine", "neighbours": 5, "scale": 2.0, "embeddings": "some/model"}
+GEOMETRY: dict[str, Any] = {"metric": "cosine", "power": 2.0, "neighbours": 5, "scale": 2.0, "embeddings": "some/model"}
 OTHER: dict[str, Any] = {"preset": "paper"} | GEOMETRY | SOLVER
 
 
@@ -52,7 +52,7 @@ def test_every_part_can_be_set_by_itself(name: str, value: Any) -> None:
     after = from_settings(**{name: value}).resolved()
     assert after[name] == value
     if name != "preset":
-        assert {key: part for key, part in after.items() if part != before[key]}.keys() <= {name}
+        assert {key: part for key, part in after.items() if part != before.get(key)}.keys() <= {name}
 
 
 def test_nothing_given_is_the_recommended_preset() -> None:
@@ -101,6 +101,8 @@ def test_parts_of_others(name: str, part: str, value: Any) -> None:
     [
         ({"name": "wassersten"}, "did you mean 'wasserstein'"),
         ({"scale": "median"}, "scale='median' must be median-nn, none or a number"),
+        ({"power": 0.0}, "power=0 is outside 0.1 to 4; set 1 for distances"),
+        ({"power": 5}, "power=5 is outside 0.1 to 4"),
         ({"k2": 0}, "k2=0 must be an integer of at least 1"),
         ({"preset": "semantic", "floor": 1e-16}, "floor=1e-16 has no meaning with marginals='unbalanced'"),
         ({"name": "alpha", "alpha": 0.0}, "alpha"),
@@ -138,6 +140,7 @@ def test_options_reach_f_divergences() -> None:
     [
         ({"neighbours": 8}, {"neighbours": 8}, {}),
         ({"neighbours": 8, "preset": "paper", "lam": 2.0}, {"neighbours": 8}, {"preset": "paper", "lam": 2.0}),
+        ({"neighbours": 8, "power": 2.0}, {"neighbours": 8, "power": 2.0}, {}),
         ({"neighbours": 8, "scale": 0.5, "rho": 1.0}, {"neighbours": 8, "scale": 0.5}, {"rho": 1.0}),
         (
             {"neighbours": "all", "scale": "none", "metric": "cosine", "preset": "paper"},
@@ -156,6 +159,18 @@ def test_wasserstein_is_built_on_the_reference(
     found, wanted = (kind(logits(0), logits(1), TOKENS) for kind in (built, expected))
     assert torch.equal(found.penalty, wanted.penalty)
     assert found.penalty.abs().max() > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_output_embeddings_of_the_reference(tied: bool) -> None:
+    """Where they are tied it is the same matrix, and that is said."""
+    reference, said = tiny.policy(tie_word_embeddings=tied), []
+    spec = from_settings(neighbours=8, k2=4, embeddings="output")
+    built = regularizer_on(reference, spec, say=said.append)
+    assert built.geometry.embeddings.data_ptr() == reference.lm_head.weight.data_ptr()
+    assert said == (["embeddings=output are the input embeddings: the model ties them."] if tied else [])
+    with pytest.raises(ValueError, match="LlamaModel has no output embeddings"):
+        regularizer_on(reference.model, spec)
 
 
 def saved(folder: Path, tokenizer: Any = None, **changes: Any) -> str:
@@ -187,27 +202,41 @@ def test_costs_of_another_model(tmp_path: Path, rows: int) -> None:
     assert not torch.equal(found, regularizer_on(reference, own)(logits(0), logits(1), TOKENS).penalty)
 
 
-def test_costs_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    """Two tokenizers of one size are told apart by their tokens, and the first that differ are named."""
-    other = saved(tmp_path / "other", with_swapped_tokens("w3", "w7"))
-    reference = load_causal(ModelSettings(saved(tmp_path / "own")))
-    settings = from_settings(neighbours=8, k2=4, embeddings=other)
+def test_costs_of_another_vocabulary(tmp_path: Path) -> None:
+    """Two tokenizers of one size are told apart by their tokens; costs follow the tokens' texts."""
+    other = saved(tmp_path / "other", with_swapped_tokens("w3", "w7"), seed=5)
+    reference, said = load_causal(ModelSettings(saved(tmp_path / "own"))), []
+    built = regularizer_on(reference, from_settings(neighbours=8, k2=4, embeddings=other), say=said.append)
+    weight = input_embeddings(load_causal(ModelSettings(other)))
     ids = tiny.tokenizer().get_vocab()
-    first, second = sorted([ids["w3"], ids["w7"]])
-    message = f"2 ids differ, the first are {first} is 'w7' and not 'w3', {second} is 'w3' and not 'w7'"
-    with pytest.raises(ValueError, match=f"has another tokenizer than .*own: {message}.*; only a model of the same"):
-        regularizer_on(reference, settings)
+    order = torch.arange(tiny.TOKENS)
+    order[[ids["w3"], ids["w7"]]] = order[[ids["w7"], ids["w3"]]]
+    assert torch.equal(built.geometry.embeddings[3:], weight[order][3:])
+    assert (~built.geometry.mapped).nonzero().flatten().tolist() == [tiny.PAD, tiny.EOS, tiny.BOS]
+    assert said == [
+        f"embeddings={other} has another tokenizer; tokens are mapped by their texts. 3 of 40 tokens (7.5%) cannot be "
+        "mapped and have no neighbours: 3 are no text by themselves, of 0 its tokenizer knows no piece."
+    ]
+    for preset in ("semantic", "paper"):
+        made = Wasserstein(built.geometry, preset, k2=tiny.TOKENS)
+        assert made(logits(0), logits(1), torch.arange(6)).penalty.isfinite().all()
 
 
 def test_a_token_that_only_one_of_them_has(tmp_path: Path) -> None:
-    """In both matrices there is a row for it: one of them is padded."""
+    """Rows that pad the policy's matrix are no tokens."""
     larger = tiny.tokenizer()
     larger.add_tokens(["<new>"])
     rows = tiny.TOKENS + 8
     other = saved(tmp_path / "other", larger, vocab_size=rows)
     reference = load_causal(ModelSettings(saved(tmp_path / "own", vocab_size=rows)))
-    with pytest.raises(ValueError, match=r"1 ids differ, the first are \d+ is '<new>' and not None \(None: no token\)"):
-        regularizer_on(reference, from_settings(neighbours=8, k2=4, embeddings=other))
+    geometry = regularizer_on(reference, from_settings(k2=4, embeddings=other)).geometry
+    assert geometry.mapped.nonzero().flatten().tolist() == list(range(3, tiny.TOKENS))
+    assert geometry.neighbours == 36  # k1 is lowered to the tokens that there are
+    message = (
+        r"neighbours=37 exceeds the other tokens of the vocabulary \(36 with embeddings\); set neighbours to 36 or"
+    )
+    with pytest.raises(ValueError, match=message):
+        regularizer_on(reference, from_settings(k2=4, neighbours=37, embeddings=other))
 
 
 def test_a_matrix_that_is_padded_less(tmp_path: Path) -> None:
@@ -223,9 +252,7 @@ def test_a_model_without_a_tokenizer_gives_no_costs(tmp_path: Path) -> None:
     tiny.policy().save_pretrained(tmp_path / "other")
     reference = load_causal(ModelSettings(saved(tmp_path / "own")))
     settings = from_settings(neighbours=8, k2=4, embeddings=str(tmp_path / "other"))
-    with pytest.raises(
-        UserError, match="regularizer.embeddings: .*other holds no tokenizer that transformers can load"
-    ):
+    with pytest.raises(UserError, match="embeddings: .*other holds no tokenizer that transformers can load"):
         regularizer_on(reference, settings)
 
 
@@ -340,8 +367,8 @@ def test_a_sum_on_a_small_vocabulary() -> None:
     assert RegularizerSpec.parse("reverse-kl + semantic:k2=60").check_vocabulary(50) is not None
 
 
-def test_runs_from_before_transforms_stay_the_same() -> None:
-    assert "transform" not in RegularizerSpec.parse("semantic").resolved()
+def test_runs_from_before_transforms_and_powers_stay_the_same() -> None:
+    assert not {"transform", "power"} & set(RegularizerSpec.parse("semantic:power=1").resolved())
     assert RegularizerSpec.parse("semantic:transform=unit").resolved()["transform"] == "unit"
 
 
@@ -351,6 +378,7 @@ def test_runs_from_before_transforms_stay_the_same() -> None:
         ("reverse-kl + 0*semantic", "weight=0.0 of semantic must be a finite positive number"),
         ("semantic + paper:neighbours=4", "parts of a sum have neighbours=512 and neighbours=4; they are measured on"),
         ("semantic + paper:k2=4", "parts of a sum have k2=128 and k2=4"),
+        ("semantic:power=2 + paper", "parts of a sum have power=2.0 and power=1.0"),
         ("semantic:transform=unit + paper", "parts of a sum have transform=unit and transform=none"),
         ("reverse-kl + nothing", "there is no regularizer 'nothing'"),
         ("reverse-kl +", "there is no regularizer 'reverse-kl \\+'"),

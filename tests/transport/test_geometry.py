@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,77 @@ def test_cost_of_supports_with_dummies() -> None:
     assert cost[0, 3, 4] == cost[0, 0, 3] == torch.inf
     assert (cost.diagonal(dim1=1, dim2=2) == 0).all()
     torch.testing.assert_close(geometry.cost(ids, scaled=False), cost * geometry.scale)
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0, 3.3])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine", torch.cdist])
+def test_powers_of_distances(metric: Any, power: float) -> None:
+    """Costs, scale and nearest costs are powers of the distances'; who is near whom stays as it is."""
+    weight = clustered_embeddings(words=30, spread=0.3)
+    plain = TokenGeometry.from_embeddings(weight, metric, neighbours=6)
+    raised = TokenGeometry.from_embeddings(weight, metric, neighbours=6, power=power)
+    ids = torch.arange(len(weight)).unsqueeze(0)
+    torch.testing.assert_close(raised.cost(ids), plain.cost(ids) ** power, rtol=2e-5, atol=0)
+    torch.testing.assert_close(raised.cost(ids, scaled=False), plain.cost(ids, scaled=False) ** power)
+    assert torch.equal(raised.alive, plain.alive)
+    assert torch.equal(raised.nearest, plain.nearest**power)
+    assert raised.scale == pytest.approx(plain.scale**power)
+    assert float(raised.nearest[raised.alive].median()) == pytest.approx(raised.scale)
+    torch.testing.assert_close(raised.nearest_tokens(5)[1], plain.nearest_tokens(5)[1] ** power, rtol=2e-5, atol=0)
+    assert f"cost to the power {power:g}, the 6 nearest kept" in raised.describe()
+
+
+def test_squared_distances_of_a_long_row_do_not_overflow() -> None:
+    weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 1e8
+    cost = TokenGeometry.from_embeddings(weight, neighbours=None, power=4.0).cost(torch.arange(50).unsqueeze(0))
+    assert cost.isfinite().all()
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0, 0.05, 4.5, float("nan"), float("inf")])
+def test_powers_outside_the_limits(power: float) -> None:
+    with pytest.raises(ValueError, match=r"power=.* is outside 0.1 to 4; set 1 for distances, 2 for squared ones"):
+        TokenGeometry.from_embeddings(torch.randn(10, 3), neighbours=3, power=power)
+
+
+@pytest.mark.parametrize("neighbours", [4, None])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("options", [{}, {"power": 0.5}, {"transform": "centre/unit"}])
+def test_tokens_without_an_embedding(metric: str, neighbours: int | None, options: dict[str, Any]) -> None:
+    """They are infinitely far from all, whatever their rows are; the others are as without them."""
+    weight, mapped = clustered_embeddings(), torch.ones(60, dtype=torch.bool)
+    mapped[[0, 1, 17, 59]] = False
+    weight[1] = weight[2]
+    weight[17] = 0
+    options = options | {"metric": metric, "neighbours": neighbours, "token_weights": torch.rand(60)}
+    geometry = TokenGeometry.from_embeddings(weight, mapped=mapped, **options)
+    fewer = TokenGeometry.from_embeddings(
+        weight[mapped], **options | {"token_weights": options["token_weights"][mapped]}
+    )
+    cost = geometry.cost(torch.arange(60).unsqueeze(0))[0]
+    assert torch.equal(cost[mapped][:, mapped], fewer.cost(torch.arange(56).unsqueeze(0))[0])
+    assert cost[~mapped].isinf().sum() == cost[:, ~mapped].isinf().sum() == 4 * 59
+    assert not cost.isnan().any()
+    assert geometry.scale == fewer.scale
+    assert torch.equal(geometry.mapped, mapped)
+    assert torch.equal(geometry.alive[mapped], fewer.alive)
+    assert not geometry.alive[~mapped].any()
+    ids, costs = geometry.nearest_tokens(5, 59)
+    assert mapped[ids[:55]].all()
+    assert costs.isfinite().sum() == 55
+    assert geometry.nearest_tokens(17)[1].isinf().all()
+    assert "without an embedding: 4 tokens (6.7%)" in geometry.describe()
+    assert "without" not in fewer.describe()
+
+
+def test_too_few_embeddings() -> None:
+    weight, mapped = torch.randn(10, 3), torch.zeros(10, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"embeddings of 0 token\(s\); a geometry needs at least 2"):
+        TokenGeometry.from_embeddings(weight, neighbours=3, mapped=mapped)
+    mapped[:4] = True
+    with pytest.raises(ValueError, match=r"neighbours=4 is outside 1..3"):
+        TokenGeometry.from_embeddings(weight, neighbours=4, mapped=mapped)
+    with pytest.raises(ValueError, match=r"mapped of shape \(4,\) for a vocabulary of 10 tokens"):
+        TokenGeometry.from_embeddings(weight, neighbours=3, mapped=mapped[:4])
 
 
 def test_all_pairs() -> None:
@@ -136,6 +209,19 @@ def test_from_transformers_models() -> None:
         assert TokenGeometry.from_model(model, neighbours=8, token_weights=frequencies).scale > 0
     with pytest.raises(TypeError, match="get_input_embeddings"):
         TokenGeometry.from_model(torch.nn.Linear(2, 2))
+
+
+def test_output_embeddings() -> None:
+    settings = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for tied in (False, True):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=90, tie_word_embeddings=tied, **settings))
+        geometry = TokenGeometry.from_model(model, neighbours=8, embeddings="output")
+        assert geometry.embeddings.data_ptr() == model.lm_head.weight.data_ptr()
+        assert (geometry.embeddings.data_ptr() == model.get_input_embeddings().weight.data_ptr()) is tied
+    with pytest.raises(ValueError, match="LlamaModel has no output embeddings; load it with AutoModelForCausalLM"):
+        TokenGeometry.from_model(model.model, neighbours=8, embeddings="output")
+    with pytest.raises(ValueError, match="embeddings='head' must be 'input' or 'output'"):
+        TokenGeometry.from_model(model, neighbours=8, embeddings="head")  # type: ignore[arg-type]
 
 
 def test_nearest_tokens() -> None:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from wpr import TokenGeometry
+from wpr.transport import geometry_file
 from wpr.transport.distances import PairwiseCost
 from wpr.transport.geometry_file import GeometryFileError, fingerprint
 
@@ -73,9 +74,42 @@ def test_other_settings_are_refused(path: Path, weight: torch.Tensor) -> None:
         TokenGeometry.load(path, weight, metric="cosine")
 
 
+def test_a_power_is_in_the_file(path: Path, weight: torch.Tensor, tmp_path: Path) -> None:
+    made = TokenGeometry.from_embeddings(weight, neighbours=7, power=1.7)
+    made.save(tmp_path / "g")
+    back = TokenGeometry.load(tmp_path / "g", weight, power=1.7)
+    assert back.power == 1.7
+    ids = torch.arange(20).unsqueeze(0)
+    assert torch.equal(back.cost(ids), made.cost(ids))
+    with pytest.raises(GeometryFileError, match=r"made with power=1.7, not 1; build it again with power=1, or ask for"):
+        TokenGeometry.load(tmp_path / "g", weight, power=1)
+    with pytest.raises(GeometryFileError, match=r"made with power=1, not 2"):
+        TokenGeometry.load(path, weight, power=2)
+
+
+def test_tokens_without_an_embedding_are_in_the_file(weight: torch.Tensor, tmp_path: Path) -> None:
+    mapped = torch.arange(50) % 5 > 0
+    made = TokenGeometry.from_embeddings(weight, neighbours=7, mapped=mapped, transform="centre")
+    made.save(tmp_path / "g")
+    back = TokenGeometry.load(tmp_path / "g", weight)
+    assert torch.equal(back.mapped, mapped)
+    ids = torch.arange(50).unsqueeze(0)
+    assert torch.equal(back.cost(ids), made.cost(ids))
+
+
+def test_a_file_from_before_powers(path: Path, weight: torch.Tensor) -> None:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() | {"version": "2"}
+    del metadata["power"]
+    metadata["content"] = geometry_file._content_hash(tensors, metadata)
+    save_file(tensors, path, metadata)
+    assert TokenGeometry.load(path, weight, power=1).power == 1
+
+
 def test_older_and_foreign_formats_are_refused(path: Path, weight: torch.Tensor) -> None:
     rewrite(path, version="0")
-    with pytest.raises(GeometryFileError, match="format version 0, this release reads version 2"):
+    with pytest.raises(GeometryFileError, match="format version 0, this release reads version 3"):
         TokenGeometry.load(path, weight)
     rewrite(path, format="something else")
     with pytest.raises(GeometryFileError, match="not a geometry file"):

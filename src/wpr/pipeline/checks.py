@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from wpr.config.functions import import_function
 from wpr.config.recipe import Recipe
 from wpr.errors import RecipeError
-from wpr.model_geometry import check_same_tokens
+from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model
 from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.ppo import make_scorer
@@ -33,9 +33,11 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     }
     if kind == "ppo" and "model.name" in configs:
         check_regularizers(name, recipe, configs["model.name"].get_text_config().vocab_size)
-        for own in _regularizers(recipe).values():
-            if own.costs.embeddings is not None:
-                check_same_tokens(own.costs.embeddings, recipe.model.name, recipe.model.revision)
+        for section, own in _regularizers(recipe).items():
+            try:
+                check_other_embeddings(own, recipe.model.name, recipe.model.revision)
+            except ValueError as error:
+                raise RecipeError(f"{section}.{error}") from None
     if kind == "ppo" and recipe.evaluation.gold is not None:
         import_function(recipe.evaluation.gold, "evaluation.gold")
     if kind == "ppo" and recipe.scorer.kind != "model":
@@ -73,5 +75,5 @@ def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:
         if recipe.critic != "auto":
             yield "critic", recipe.critic
         for section, own in _regularizers(recipe).items():
-            if own.costs.embeddings is not None:
-                yield f"{section}.embeddings", own.costs.embeddings
+            if own.costs.other_model is not None:
+                yield f"{section}.embeddings", own.costs.other_model

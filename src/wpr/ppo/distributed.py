@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wpr.language_models import is_partitioned
 from wpr.transport.distances import resolve_metric
-from wpr.transport.geometry import TokenGeometry
+from wpr.transport.geometry import Layer, TokenGeometry
 
 
 def sum_over_processes(accelerator: Any) -> Callable[[Tensor], Tensor]:
@@ -58,9 +58,9 @@ def check_fsdp(accelerator: Any) -> None:
         plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None)
 
 
-def whole_embeddings(model: Any) -> Tensor:
-    """The input embeddings ``(V, d)``: the model's own tensor, or a copy where ZeRO-3 holds it in parts."""
-    embedding = model.get_input_embeddings()
+def whole_embeddings(model: Any, layer: Layer = "input") -> Tensor:
+    """The input or output embeddings ``(V, d)``: the model's own tensor, or a copy where ZeRO-3 holds it in parts."""
+    embedding = model.get_input_embeddings() if layer == "input" else model.get_output_embeddings()
     # A policy that is its own reference may train a copy of its embeddings beside the original (PEFT's
     # modules_to_save).
     parameter = getattr(embedding, "original_module", embedding).weight
@@ -86,7 +86,7 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
     if accelerator.is_main_process:
         try:
             geometry = TokenGeometry.from_embeddings(weight, **options)
-            names = ("neighbours", "radius", "nearest", "alive", "scale", "scale_rule", "transform", "source")
+            names = ("neighbours", "radius", "nearest", "alive", "scale", "scale_rule", "transform", "source", "power")
             parts = {name: getattr(geometry, name) for name in names}
             measured = [{name: part.cpu() if isinstance(part, Tensor) else part for name, part in parts.items()}]
         except Exception as error:  # sent, so that the others do not wait for ever

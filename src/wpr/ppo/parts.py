@@ -27,7 +27,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
 from wpr.regularizers import Regularizer, Sum, Wasserstein
-from wpr.regularizers.spec import RegularizerSpec
+from wpr.regularizers.spec import OUTPUT, RegularizerSpec
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
@@ -242,14 +242,19 @@ def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
 
 
 def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerator: Any) -> Regularizer:
-    """On this process's device; a geometry made from the reference's embeddings uses them in place."""
+    """On this process's device; a geometry made from the reference's input or output embeddings uses them in place."""
     if isinstance(regularizer, type) or not isinstance(regularizer, str | Regularizer):
         raise TypeError(f"regularizer={regularizer!r} is no regularizer; pass a name, or an object such as ReverseKL()")
     if isinstance(regularizer, str):
         spec = RegularizerSpec.parse(regularizer)
         if not spec.is_wasserstein:
             return spec.build()
-        weight = whole_embeddings(plain_model(reference))
+        if spec.costs.other_model is not None:
+            raise ValueError(
+                f"regularizer={regularizer!r} names another model's embeddings, which a recipe loads and a trainer "
+                "does not; pass wpr.model_geometry.regularizer_on(reference, RegularizerSpec.parse(...))"
+            )
+        weight = whole_embeddings(plain_model(reference), "output" if spec.costs.embeddings == OUTPUT else "input")
         spec, notes = spec.fitted(len(weight))
         for note in notes:
             logger.warning("regularizer=%s: %s", regularizer, note)
@@ -266,6 +271,9 @@ def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerato
             "build it with TokenGeometry.from_model(reference)"
         )
     moved = geometry.to(accelerator.device)
-    if moved.embeddings.shape == weight.shape and torch.equal(moved.embeddings, weight):
-        moved = dataclasses.replace(moved, embeddings=weight)
+    for layer in ("input", "output"):
+        own = whole_embeddings(plain_model(reference), layer)
+        if moved.embeddings.shape == own.shape and torch.equal(moved.embeddings, own):
+            moved = dataclasses.replace(moved, embeddings=own)
+            break
     return regularizer.with_geometry(moved)

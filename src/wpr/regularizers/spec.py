@@ -30,11 +30,14 @@ from wpr.regularizers.regularizer import Regularizer
 from wpr.regularizers.sums import Sum, check_weight
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings, refuse_unknown_settings
-from wpr.transport.geometry import NEIGHBOURS, TokenGeometry
+from wpr.transport.geometry import NEIGHBOURS, TokenGeometry, check_power
 from wpr.transport.transforms import NONE, steps_of
 
 _PLUS = re.compile(r"\s*\+\s*(?=[A-Za-z]|[0-9.]+(?:e[-+]?[0-9]+)?\s*\*)")
 _WEIGHTED = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?)\s*\*\s*(.*)")
+
+OUTPUT = "output"
+"""What `GeometrySpec.embeddings` calls the reference's output embeddings; a folder of that name is ``./output``."""
 
 SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
 """What is compared where nothing else is asked for: the usual regularizer, the control without geometry, the paper's
@@ -48,20 +51,24 @@ class GeometrySpec:
 
     metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings.
     transform: what is done to embeddings first, such as ``centre/unit``: see `wpr.transport.transforms`.
+    power: costs are the metric to this power, from 0.1 to 4.
     neighbours: the paper's k1, or ``all``.
     scale: unit of cost: ``median-nn``, ``none``, or a number.
-    embeddings: a model of the same tokenizer (folder or hub name) whose embeddings give the costs; None: the
-        reference's own.
+    embeddings: whose embeddings give the costs. None: the reference's input embeddings; ``output``: its output
+        embeddings; or a model (folder or hub name), a language model or an encoder: see `wpr.other_embeddings` for one
+        of another tokenizer.
     """
 
     metric: Literal["euclidean", "cosine"] = "euclidean"
     transform: str = NONE
+    power: float = 1.0
     neighbours: int | Literal["all"] = NEIGHBOURS
     scale: float | Literal["median-nn", "none"] = "median-nn"
     embeddings: str | None = None
 
     def __post_init__(self) -> None:
         steps_of(self.transform)
+        check_power(self.power)
         if isinstance(self.neighbours, int) and self.neighbours < 1:
             raise ValueError(f"neighbours={self.neighbours} must be 1 or more, or all")
         if isinstance(self.scale, str) and self.scale not in ("median-nn", "none"):
@@ -69,11 +76,17 @@ class GeometrySpec:
         if not isinstance(self.scale, str) and not self.scale > 0:
             raise ValueError(f"scale={self.scale} must be a positive number, median-nn or none")
 
+    @property
+    def other_model(self) -> str | None:
+        """The model whose embeddings are used, where it is not the reference."""
+        return None if self.embeddings == OUTPUT else self.embeddings
+
     def options(self) -> dict[str, Any]:
         """Those of `TokenGeometry.from_embeddings`."""
         return {
             "metric": self.metric,
             "transform": self.transform,
+            "power": self.power,
             "neighbours": None if self.neighbours == "all" else self.neighbours,
             "scale": None if self.scale == "none" else self.scale,
         }
@@ -216,8 +229,9 @@ class RegularizerSpec:
             return [part.resolved() for part in self.parts]
         if self.is_wasserstein:
             geometry, settings = dataclasses.asdict(self.costs), dataclasses.asdict(self.settings())
-            if geometry["transform"] == NONE:  # runs from before there were transforms are the same runs
-                del geometry["transform"]
+            for name, default in (("transform", NONE), ("power", 1)):  # runs from before there were these are the same
+                if geometry[name] == default:
+                    del geometry[name]
             return {"name": self.name, "preset": self.preset, **geometry, **settings, **self._weight}
         values: dict[str, Any] = {"name": self.name, "estimator": "gradient", "gauge": "value"}
         if self.name == "alpha":
@@ -238,11 +252,11 @@ class RegularizerSpec:
             )
         return self.from_settings(**(self.given() | given))
 
-    def fitted(self, vocabulary: int) -> tuple[RegularizerSpec, list[str]]:
+    def fitted(self, vocabulary: int, mapped: int | None = None) -> tuple[RegularizerSpec, list[str]]:
         """The same on a vocabulary of so many tokens, and notes on what had to be lowered. What was asked for by number
         is refused: see `check_vocabulary`.
         """
-        fault = self.check_vocabulary(vocabulary)
+        fault = self.check_vocabulary(vocabulary, mapped)
         if fault is not None:
             raise ValueError(fault[1])
         transport = self.transport
@@ -250,27 +264,28 @@ class RegularizerSpec:
             return self, []
         lowered: dict[str, Any] = {}
         notes = []
-        neighbours = self.costs.neighbours
-        if isinstance(neighbours, int) and neighbours >= vocabulary:
-            lowered["neighbours"] = vocabulary - 1
-            notes.append(f"k1 is {vocabulary - 1}, all other tokens of a vocabulary of {vocabulary}.")
+        neighbours, known = self.costs.neighbours, vocabulary if mapped is None else mapped
+        if isinstance(neighbours, int) and neighbours >= known:
+            lowered["neighbours"] = known - 1
+            notes.append(f"k1 is {known - 1}, all other tokens of a vocabulary of {known}.")
         if transport.settings().k2 > vocabulary:
             lowered["k2"] = vocabulary
             notes.append(f"k2 is {vocabulary}, the whole vocabulary.")
         return self.changed(**lowered), notes
 
-    def check_vocabulary(self, tokens: int) -> tuple[str, str] | None:
+    def check_vocabulary(self, tokens: int, mapped: int | None = None) -> tuple[str, str] | None:
         """The first of k1 and k2 that was asked for by a number beyond a vocabulary of so many tokens, and what to do
-        about it.
+        about it. mapped: how many of them have embeddings, by default all.
         """
         given = self.transport or self
         k1, k2 = given.geometry.get("neighbours"), given.overrides.get("k2")
         if k2 is not None and k2 > tokens:
             return "k2", f"k2={k2} exceeds the vocabulary ({tokens} tokens); set k2 to {tokens} or less"
-        if isinstance(k1, int) and k1 >= tokens:
+        known = tokens if mapped is None else mapped
+        if isinstance(k1, int) and k1 >= known:
             return "neighbours", (
-                f"neighbours={k1} exceeds the other tokens of the vocabulary ({tokens - 1}); set neighbours to "
-                f"{tokens - 1} or less, or to all"
+                f"neighbours={k1} exceeds the other tokens of the vocabulary ({known - 1}"
+                f"{'' if known == tokens else ' with embeddings'}); set neighbours to {known - 1} or less, or to all"
             )
         return None
 

@@ -37,13 +37,13 @@ _PAIRS_AT_ONCE = 1 << 16
 class Metric:
     """A cost that is ``finish(|rows(x) - rows(y)|^2)``, or any function of two row sets when ``function`` is given.
 
-    power: the cost grows like this power of the distance, which tells what share of a typical cost is small.
+    degree: the cost grows like this power of the distance, which tells what share of a typical cost is small.
     """
 
     name: str
     rows: Callable[[Tensor], Tensor]
     finish: Callable[[Tensor], Tensor]
-    power: int = 1
+    degree: int = 1
     function: PairwiseCost | None = None
 
     def pairwise(self, x: Tensor, y: Tensor, wanted: Tensor | None = None) -> Tensor:
@@ -86,7 +86,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 EUCLIDEAN = Metric("euclidean", rows=lambda x: x, finish=torch.sqrt)
-COSINE = Metric("cosine", rows=unit_rows, finish=lambda squared: squared / 2, power=2)
+COSINE = Metric("cosine", rows=unit_rows, finish=lambda squared: squared / 2, degree=2)
 METRICS = {metric.name: metric for metric in (EUCLIDEAN, COSINE)}
 
 

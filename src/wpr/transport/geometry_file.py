@@ -17,9 +17,9 @@ from wpr.transport.precision import full_precision
 from wpr.transport.transforms import NONE, Transform
 
 FORMAT = "wpr-geometry"
-VERSION = 2
-READABLE = ("1", "2")
-"""The first version had no transforms."""
+VERSION = 3
+READABLE = ("1", "2", "3")
+"""The first version had no transforms, the second neither powers nor tokens without embeddings."""
 _TENSORS = ("radius", "nearest", "alive", "probe")
 _TRANSFORM = "transform."
 """Before the names of what a transform fitted."""
@@ -34,7 +34,7 @@ def save(geometry: TokenGeometry, path: Path) -> None:
     from safetensors.torch import save as to_bytes
 
     tensors = {"radius": geometry.radius, "nearest": geometry.nearest, "alive": geometry.alive.to(torch.uint8)}
-    tensors["probe"] = _probe(geometry.metric, geometry.embeddings)
+    tensors["probe"] = _probe(geometry.metric, geometry.embeddings, geometry.mapped)
     tensors |= {_TRANSFORM + name: tensor for name, tensor in geometry.transform.tensors.items()}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     metadata = {
@@ -46,6 +46,7 @@ def save(geometry: TokenGeometry, path: Path) -> None:
         "scale_rule": geometry.scale_rule,
         "embeddings": geometry.source or fingerprint(geometry.embeddings),
         "transform": geometry.transform.text,
+        "power": float(geometry.power).hex(),
     }
     metadata["content"] = _content_hash(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,12 @@ def save(geometry: TokenGeometry, path: Path) -> None:
 
 
 def load(
-    path: Path, weight: Tensor, metric: str | PairwiseCost | Metric | None, neighbours: Any, transform: str = "any"
+    path: Path,
+    weight: Tensor,
+    metric: str | PairwiseCost | Metric | None,
+    neighbours: Any,
+    transform: str = "any",
+    power: Any = "any",
 ) -> TokenGeometry:
     """Read and check a file written by `save`; see `TokenGeometry.load`."""
     tensors, metadata = _read(path)
@@ -100,10 +106,16 @@ def load(
             f"{path} was made with transform={made}, not {transform}; build it again with transform={transform}, or "
             f"ask for {made}"
         )
+    raised = float.fromhex(metadata.get("power", "0x1p0"))
+    if power != "any" and power != raised:
+        raise GeometryFileError(
+            f"{path} was made with power={raised:g}, not {power:g}; build it again with power={power:g}, or ask for "
+            f"{raised:g}"
+        )
     source = None if made == NONE else metadata["embeddings"]
     steps = Transform(made, {name: tensor.to(weight.device) for name, tensor in fitted.items()})
     weight = steps(weight)
-    if not torch.allclose(_probe(resolved, weight), tensors["probe"], rtol=1e-3, atol=1e-6):
+    if not torch.allclose(_probe(resolved, weight, tensors["radius"] >= 0), tensors["probe"], rtol=1e-3, atol=1e-6):
         raise GeometryFileError(
             f"{path} was made with another function called {resolved.name!r}: it gives other costs for the first "
             f"tokens; "
@@ -120,12 +132,13 @@ def load(
         scale_rule=metadata["scale_rule"],
         transform=steps,
         source=source,
+        power=raised,
     )
 
 
-def _probe(metric: Metric, weight: Tensor) -> Tensor:
-    """Costs between tokens at the start of the vocabulary ``(8, 8)``, which tell one metric from another."""
-    rows = weight[:8].to(torch.float64)
+def _probe(metric: Metric, weight: Tensor, mapped: Tensor) -> Tensor:
+    """Distances between the first tokens that have embeddings ``(8, 8)``, which tell one metric from another."""
+    rows = weight[mapped.nonzero().squeeze(-1)[:8].to(weight.device)].to(torch.float64)
     with full_precision(rows.device):
         return metric.pairwise(rows, rows).fill_diagonal_(0).to(device="cpu", dtype=torch.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +27,19 @@ def supports(tokens: tuple[int, ...], n: int, vocabulary: int, device: str) -> T
 
 
 def check(
-    weight: Tensor, ids: Tensor, metric: str, neighbours: int | None, rtol: float = 2e-6, atol: float | None = None
+    weight: Tensor,
+    ids: Tensor,
+    metric: str,
+    neighbours: int | None,
+    rtol: float = 2e-6,
+    atol: float | None = None,
+    **options: Any,
 ) -> Tensor:
     from wpr.transport.kernels.cost import cost
 
-    geometry = TokenGeometry.from_embeddings(weight, metric, neighbours, progress=False)
-    exact = TokenGeometry.from_embeddings(weight.double(), metric, neighbours, scale=geometry.scale, progress=False)
+    options |= {"metric": metric, "neighbours": neighbours, "progress": False}
+    geometry = TokenGeometry.from_embeddings(weight, **options)
+    exact = TokenGeometry.from_embeddings(weight.double(), scale=geometry.scale, **options)
     torch.testing.assert_close(geometry.radius.double(), exact.radius, rtol=1e-6, atol=0)
     exact = replace(exact, radius=geometry.radius)  # with the slack of float32, which may let one more pair in
     ours = cost(geometry, ids)
@@ -62,6 +70,20 @@ def test_random_rows(width: int, n: int, tokens: tuple[int, ...], metric: str, d
     weight = torch.cat([near, alone]).to(dtype).to(device)
     ours = check(weight, supports(tokens, n, 300, device), metric, 40, rtol=2e-5)
     assert not ours.isnan().any()
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")  # of the interpreter
+@pytest.mark.parametrize("power", [0.5, 1.7, 2.0])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_powers(power: float, metric: str, dtype: torch.dtype, device: str) -> None:
+    """Pairs from tensor cores and near pairs, in more tiles than a panel has."""
+    weight = clustered_embeddings(words=50, size=16).to(dtype).to(device)
+    weight[7] = weight[6]
+    ids = torch.cat([torch.arange(140, device=device), torch.tensor([NO_TOKEN], device=device)]).unsqueeze(0)
+    ours = check(weight, ids, metric, 40, rtol=2e-5, power=power)
+    assert not ours.isnan().any()
+    assert ours[0, 6, 7] == 0
 
 
 @pytest.mark.parametrize("n", [68, 258])  # of bf16: tiles, or a panel and tiles
@@ -122,6 +144,21 @@ def test_the_radius_decides_as_in_float64(metric: str, dtype: torch.dtype, devic
     ours, theirs = cost(geometry, ids), exact.cost(ids)
     assert torch.equal(ours, ours.mT)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("neighbours", [20, None])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_tokens_without_an_embedding(metric: str, neighbours: int | None, device: str) -> None:
+    """Near pairs among them too: one of them is a copy of a token that has one."""
+    weight = clustered_embeddings().to(device)
+    weight[[1, 5]] = weight[[2, 30]]
+    weight[17] = 0
+    mapped = torch.ones(60, dtype=torch.bool, device=device)
+    mapped[[0, 1, 5, 17, 59]] = False
+    ids = torch.cat([torch.arange(60, device=device), torch.tensor([NO_TOKEN], device=device)]).unsqueeze(0)
+    ours = check(weight, ids, metric, neighbours, rtol=2e-5, mapped=mapped)[0]
+    assert not ours.isnan().any()
+    assert ours[:60][~mapped].isinf().sum() == 5 * 60
 
 
 def test_rows_of_zeros_have_no_direction(device: str) -> None:

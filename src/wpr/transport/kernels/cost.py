@@ -13,6 +13,8 @@ nearly all tokens of a usual support, with all six products among them (`_panel_
     |x - y|^2  =  size_x + size_y - 2 weight_x weight_y <e_x, e_y>            euclidean: size = |e|^2, weight = 1
                                                                               cosine: size = 1, weight = 1 / |e|
 
+A power is taken of distances in units of the scale, whose logarithms are small, so that they keep their digits.
+
 The products of bf16 (or fp16) numbers are exact in float32, and are added in float32. float32 embeddings are multiplied
 as three TF32 products, which keeps 21 bits. Two kinds of pairs need more digits than that: those whose difference loses
 them, ``|x - y|^2 < NEAR (size_x + size_y)``, and those so close to the radius that rounding would decide whether their
@@ -32,7 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wpr.transport.distances import COSINE, EUCLIDEAN
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
-from wpr.transport.kernels.near_pairs import NEAR_COLUMNS, NEAR_FEW, near_kernel, tile_of
+from wpr.transport.kernels.near_pairs import NEAR_COLUMNS, NEAR_FEW, near_kernel, raised, tile_of
 
 NEAR = 0.1
 """Pairs with ``|x-y|^2 < NEAR (size_x + size_y)`` are computed again from their differences. It is more than in
@@ -102,23 +104,27 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
                 embeddings.stride(0),
                 stride,
             ),
-            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.scale if scaled else 1.0),
+            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.unit(scaled)),
             *(NEAR, _tie_margin(embeddings.shape[1])),
         )
-        cosine = geometry.metric is COSINE
+        cosine, power = geometry.metric is COSINE, float(geometry.power)
         full = embeddings.dtype == torch.float32
         width = max(16, triton.next_power_of_2(embeddings.shape[1]))
         first = 0
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
             columns = min(PANEL_COLUMNS, width)
-            _panel_kernel[(rows,)](*arguments, cosine, fill, TILE, columns, num_warps=8, num_stages=PANEL_STAGES)
+            _panel_kernel[(rows,)](*arguments, cosine, power, fill, TILE, columns, num_warps=8, num_stages=PANEL_STAGES)
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]
             grid = (rows * (pairs - first),)
-            _tile_kernel[grid](*arguments, first, cosine, fill, full, TILE, columns, num_warps=4, num_stages=stages)
-        near_kernel[(rows * pairs,)](*arguments, cosine, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4)
+            _tile_kernel[grid](
+                *arguments, first, cosine, power, fill, full, TILE, columns, num_warps=4, num_stages=stages
+            )
+        near_kernel[(rows * pairs,)](
+            *arguments, cosine, power, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4
+        )
     return out[:, :, :n]
 
 
@@ -168,6 +174,7 @@ def _panel_kernel(
     near_share,
     tie_margin,
     COSINE: tl.constexpr,
+    POWER: tl.constexpr,
     FILL: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -204,12 +211,12 @@ def _panel_kernel(
     first, second, third = (i0, token0), (i1, token1), (i2, token2)
     factors = (size, weight, radius)
     limits = (n, out_stride, slack, factor, near_share, tie_margin)
-    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE, False)
-    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE, False)
-    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE, False)
-    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE, False)
-    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE, False)
-    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE, False)
+    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE, POWER, False)
+    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE, POWER, False)
+    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE, POWER, False)
+    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE, POWER, False)
+    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE, POWER, False)
+    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE, POWER, False)
 
 
 @triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
@@ -232,6 +239,7 @@ def _tile_kernel(
     tie_margin,
     first_pair,
     COSINE: tl.constexpr,
+    POWER: tl.constexpr,
     FILL: tl.constexpr,
     FULL: tl.constexpr,
     TILE: tl.constexpr,
@@ -264,7 +272,7 @@ def _tile_kernel(
         factors = (size, weight, radius)
         limits = (n, out_stride, slack, factor, near_share, tie_margin)
         mirror = True if FULL else first != second
-        _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, mirror, FILL, COSINE, FULL)
+        _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, mirror, FILL, COSINE, POWER, FULL)
     else:
         _leave_out(i, j, n, out, out_stride, near)
 
@@ -281,6 +289,7 @@ def _finish(
     mirror,
     FILL: tl.constexpr,
     COSINE: tl.constexpr,
+    POWER: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """Costs of a tile from its products, written on both sides of the diagonal.
@@ -296,21 +305,21 @@ def _finish(
         real_j = token_j >= 0
         size_i = tl.load(size + token_i, mask=real_i, other=0.0)
         size_j = tl.load(size + token_j, mask=real_j, other=0.0)
-        radius_i = tl.load(radius + token_i, mask=real_i, other=0.0)
-        radius_j = tl.load(radius + token_j, mask=real_j, other=0.0)
+        radius_i = tl.load(radius + token_i, mask=real_i, other=-1.0)  # negative: an entry that nothing is near
+        radius_j = tl.load(radius + token_j, mask=real_j, other=-1.0)
         sizes = size_i[:, None] + size_j[None, :]
         if COSINE:
             weight_i = tl.load(weight + token_i, mask=real_i, other=0.0).to(tl.float32)
             weight_j = tl.load(weight + token_j, mask=real_j, other=0.0).to(tl.float32)
             products *= weight_i[:, None] * weight_j[None, :]
         squared = tl.maximum(sizes - 2.0 * products, 0.0)
-        others = real_i[:, None] & real_j[None, :] & (i[:, None] != j[None, :])
+        others = (radius_i >= 0)[:, None] & (radius_j >= 0)[None, :] & (i[:, None] != j[None, :])
         reach = tl.maximum(radius_i[:, None], radius_j[None, :]) * slack
         limit = 2.0 * reach if COSINE else reach * reach
         near = others & ((squared < near_share * sizes) | (tl.abs(squared - limit) <= tie_margin * sizes))
         any_near = tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
         distance = squared * 0.5 if COSINE else tl.sqrt(squared)
-        cost = tl.where(others & (distance <= reach), distance * factor, float("inf"))
+        cost = tl.where(others & (distance <= reach), raised(distance * factor, POWER), float("inf"))
         cost = tl.where(near, -1.0, cost)
         cost = tl.where(i[:, None] == j[None, :], 0.0, cost)
         # The three products of a TF32 pair are added in another order on the other side of the diagonal: with these, a

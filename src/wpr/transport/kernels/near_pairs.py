@@ -36,6 +36,7 @@ def near_kernel(
     near_share,
     tie_margin,
     COSINE: tl.constexpr,
+    POWER: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -69,7 +70,7 @@ def near_kernel(
                 sums = _many_distances(own, row_j, marked, embeddings, weight, width, row_stride, COSINE, TILE, COLUMNS)
             distance = sums * 0.5 if COSINE else tl.sqrt(sums)
             reach = tl.maximum(tl.load(radius + own), radius_j) * slack
-            exact = tl.where(distance <= reach, distance.to(tl.float32) * factor, float("inf"))
+            exact = tl.where(distance <= reach, raised(distance.to(tl.float32) * factor, POWER), float("inf"))
             tl.store(out + entry * out_stride + j, exact, mask=marked)
             tl.store(out + j * out_stride + entry, exact, mask=marked)
             marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
@@ -143,6 +144,20 @@ def _squared_difference(x, y, weight_x, weight_y, COSINE: tl.constexpr):
         x *= tl.load(weight_x)
         y *= tl.load(weight_y)
     return (x - y) * (x - y)
+
+
+@triton.jit
+def raised(distance, POWER: tl.constexpr):
+    """Distances to a power."""
+    if POWER == 1.0:
+        cost = distance
+    elif POWER == 2.0:
+        cost = distance * distance
+    elif POWER == 0.5:
+        cost = tl.sqrt(distance)
+    else:
+        cost = tl.exp2(POWER * tl.log2(distance))  # of 0: the logarithm is -inf, and the power 0
+    return cost
 
 
 @triton.jit
