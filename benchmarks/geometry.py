@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import smollm2
+from benchmarks import registry_models
 
 MEASURE = "measure"
 
@@ -47,7 +47,7 @@ def measure(folder: Path, device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=smollm2.FOLDER)
+    parser.add_argument("--model", type=Path, default=registry_models.FOLDER)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("step", nargs="?", choices=[MEASURE], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import smollm2
+from benchmarks import registry_models
 from wpr import (
     Alpha,
     ChiSquared,
@@ -119,13 +119,13 @@ def sweep(trial: Trial, geometry: TokenGeometry, lams: Iterable[float], rhos: It
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--positions", type=int, default=256, help="positions to use at most")
-    parser.add_argument("--model", type=Path, default=smollm2.FOLDER, help="folder of a transformers model")
+    parser.add_argument("--model", type=Path, default=registry_models.FOLDER, help="folder of a transformers model")
     parser.add_argument("--sweep", action="store_true", help="sweep lam and rho instead")
     parser.add_argument("--lam", type=float, nargs="+", default=[2, 5, 10, 20])
     parser.add_argument("--rho", type=float, nargs="+", default=[1, 2, 4, 8])
     arguments = parser.parse_args()
     console = Console(width=120)
-    model, tokenizer = smollm2.load(arguments.model)
+    model, tokenizer = registry_models.load(arguments.model)
     geometry = cached_geometry(model, arguments.model)
     console.print(geometry.describe())
     trial = make_trial(model, tokenizer, geometry, arguments.positions)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import smollm2
+from benchmarks import registry_models
 from benchmarks.semantic_contrast import cached_geometry, contrast, gaps, make_trial
 from wpr import ReverseKL, SquaredHellinger, Wasserstein
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (smollm2.FOLDER / "config.json").exists(), reason="needs `make smollm2`"),
+    pytest.mark.skipif(not (registry_models.FOLDER / "config.json").exists(), reason="needs `make smollm2`"),
 ]
 
 
 def test_semantic_contrast() -> None:
     """KL, its control and the paper's setting are blind; the semantic preset is not."""
-    model, tokenizer = smollm2.load()
-    geometry = cached_geometry(model, smollm2.FOLDER)
+    model, tokenizer = registry_models.load()
+    geometry = cached_geometry(model, registry_models.FOLDER)
     assert 1.9 < geometry.scale < 2.2
     trial = make_trial(model, tokenizer, geometry, positions=64)
     for regularizer in (ReverseKL(), SquaredHellinger(), Wasserstein(geometry, "paper")):

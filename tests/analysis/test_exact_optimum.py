@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from tests.regularizers.test_f_divergences import GENERATORS
 from tests.regularizers.test_optimum import solve
 from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
-from wpr.analysis.exact_optimum import SupportRegularizer, at_reward, best_policy
+from wpr.analysis.exact_optimum import SupportRegularizer, at_reward, best_policy, measure_on
 from wpr.transport.support import Support, truncate
 
 V = 12
@@ -79,5 +81,23 @@ def test_at_equal_reward() -> None:
     for regularizer in (ReverseKL(), make_regularizer("squared-hellinger")):
         found = at_reward(regularizer, support, rewards, target=-0.05)
         assert float(found.reward.mean()) == pytest.approx(-0.05, abs=1e-3)
-    with pytest.raises(ValueError, match=r"no beta between .* has an expected reward of 0.5; the nearest has"):
+    with pytest.raises(ValueError, match=r"no beta between .* has an expected reward of 0.5; the last one tried"):
         at_reward(ReverseKL(), support, rewards, target=0.5)
+
+
+@pytest.mark.parametrize("settings", [{"tolerance": 1e-10, "iterations": 1000}, {"tolerance": 0.0, "iterations": 5}])
+def test_what_was_measured_before_does_not_matter(settings: dict[str, float]) -> None:
+    """Potentials start where the last ones ended; with a fixed number of iterations they do not."""
+    support, _ = problem()
+    weight = torch.randn(V, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    geometry = TokenGeometry.from_embeddings(weight, neighbours=None, progress=False)
+    regularizer = Wasserstein(geometry, k2=V, lam=20.0, rho=4.0, **settings)  # type: ignore[arg-type]
+    policies = [support.log_policy, *torch.randn(3, *support.ids.shape, dtype=torch.float64).log_softmax(-1)]
+    policies = [policy.masked_fill(support.log_policy == -torch.inf, -torch.inf).log_softmax(-1) for policy in policies]
+    warm = measure_on(regularizer, support)
+    for policy in policies:
+        penalties, divergence = warm(policy)
+        cold = regularizer.penalties(replace(support, log_policy=policy))
+        tokens = policy > -torch.inf
+        torch.testing.assert_close(penalties[tokens], cold[0][tokens], atol=1e-7, rtol=0)
+        torch.testing.assert_close(divergence, cold[1], atol=1e-7, rtol=0)

@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from wpr import TokenGeometry, Wasserstein, pico
-from wpr.analysis.geometry_diagnostics import GeometryDiagnostics, diagnose, geometry_finding, pair_costs, reach_of
+from wpr.analysis.geometry_diagnostics import (
+    DISTANCES,
+    UNTOLD,
+    GeometryDiagnostics,
+    diagnose,
+    geometry_finding,
+    pair_costs,
+    reach_of,
+)
 from wpr.analysis.semantic_contrast import continuations, plain_prompts
+from wpr.analysis.statistics import Estimate
 from wpr.transport.geometry import input_embeddings
 
 OPENINGS = ["Once upon a time, there was a small boat that", "One day, a boy named Tom found a box in the"]
@@ -130,3 +139,20 @@ def test_a_model_that_is_sure_of_nothing(geometry: TokenGeometry) -> None:
     text = " ".join(geometry_finding({"semantic": (solver, found)}, "pico").text)
     assert "NOT MEASURED" in text
     assert "--text" in text
+
+
+@pytest.mark.parametrize(
+    ("beyond", "verdict"),
+    [
+        (None, "sees meaning"),
+        (Estimate(0.2, 0.1, 0.3), "sees meaning"),
+        (Estimate(0.0, -0.05, 0.05), DISTANCES),
+        (Estimate(-0.2, -0.3, -0.1), DISTANCES),
+        (Estimate(0.1, -0.3, 0.5), UNTOLD),
+        (Estimate(math.nan), UNTOLD),
+    ],
+)
+def test_a_verdict_on_distances_by_meaning_in_context(beyond: Estimate | None, verdict: str) -> None:
+    one = torch.ones(1)
+    assert GeometryDiagnostics(one, one, one, one, one, 2.0, (0.2, 0.1, 0.3), beyond).verdict == verdict
+    assert GeometryDiagnostics(one, one, one, 9 * one, one, 2.0, (0.99, 0.9, 1.1), beyond).verdict == "blind"

@@ -13,7 +13,9 @@ from wpr.analysis.statistics import (
     bootstrap,
     correlation,
     fit_line,
+    grouped_mean,
     interval,
+    partial,
     pearson,
     quantiles,
     ranks,
@@ -115,3 +117,31 @@ def test_estimates_as_cells_and_as_a_series() -> None:
 
 def test_quantiles_are_numpys(two: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert quantiles(two[0].float(), (0.1, 0.5)) == pytest.approx(np.quantile(two[0].float().numpy(), [0.1, 0.5]))
+
+
+def test_partial_is_the_correlation_of_residuals() -> None:
+    generator = torch.Generator().manual_seed(7)
+    x, y, z = torch.randn(3, 50, generator=generator, dtype=torch.float64)
+    x, y = x + z, y - 2 * z
+
+    def residual(values: torch.Tensor) -> torch.Tensor:
+        ones = torch.stack([torch.ones_like(z), z], -1)
+        return values - ones @ torch.linalg.lstsq(ones, values.unsqueeze(-1)).solution.squeeze(-1)
+
+    assert float(partial(x, y, z, pearson)) == pytest.approx(float(pearson(residual(x), residual(y))))
+    assert torch.isnan(partial(z, y, z, pearson))
+
+
+def test_mean_over_groups() -> None:
+    """Two values of a group that are alike count as one: the interval is that of the groups."""
+    generator = torch.Generator().manual_seed(8)
+    values = torch.randn(40, generator=generator, dtype=torch.float64)
+    groups = torch.arange(40)
+    alone = grouped_mean(values, groups)
+    twice = grouped_mean(values.repeat_interleave(2), groups.repeat_interleave(2))
+    assert twice.cells == pytest.approx(alone.cells)
+    assert alone.low < alone.value < alone.high
+    with_gap = grouped_mean(torch.cat([values, values.new_tensor([torch.nan])]), torch.arange(41))
+    assert with_gap.value == alone.value
+    assert math.isnan(grouped_mean(values[:1] * torch.nan, groups[:1]).value)
+    assert math.isnan(grouped_mean(values, groups % 2).low)  # of two groups nothing is known of a third

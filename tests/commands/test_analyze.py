@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.analysis.substitution_texts import STORIES
 from tests.pipeline.command import SMALL, Here, environment, run
 from wpr import pico
 from wpr.analysis import penalties
@@ -327,6 +328,21 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
     assert "nothing is written" in here.succeeds("analyze", "geometry", str(pico.path()), "-s", "semantic").stdout
 
 
+def test_substitution_of_a_bare_model(here: Here, tmp_path: Path) -> None:
+    """And what an encoder says of a setting's distances."""
+    texts = tmp_path / "stories.txt"
+    texts.write_text("\n".join(STORIES))
+    judges = ["--texts", str(texts), "-e", str(pico.path())]
+    finished = here.succeeds("analyze", "substitution", str(pico.path()), *judges, "--positions", "4",
+                             "-r", "reverse-kl + 4*semantic", "-o", str(tmp_path / "x"))  # fmt: skip
+    assert "in similarity (" in finished.stdout
+    finding = load(tmp_path / "x")
+    assert [row[0] for row in finding.rows] == ["reverse-kl", "reverse-kl + 4*semantic"]
+    assert len(list((tmp_path / "x").glob("*.svg"))) == 2
+    finished = here.succeeds("analyze", "geometry", str(pico.path()), *judges, "-s", "semantic")
+    assert "beyond what the model's odds explain, by" in finished.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -357,6 +373,11 @@ def test_geometry_of_a_bare_model(here: Here, tmp_path: Path) -> None:
         (["temperature", "{run}", "--judged"], "no finding of a judge compares a model with sft"),
         (["case-study", "{run}", "--prompt", ""], "the prompt has no tokens"),
         (["geometry", "{run}/nothing"], "neither a folder nor to be had"),
+        (["geometry", "{run}", "-e", "somewhere"], "--encoder and --texts go together"),
+        (["substitution", "{run}", "-e", "{run}/sft"], "cannot be loaded"),
+        (["substitution", "{run}", "-e", "x", "--reward", "0.5"], "--reward 0.5 must be between -1"),
+        (["substitution", "{run}/sft/model", "-e", "x"], "give texts with --texts FILE"),
+        (["substitution", "{run}", "-e", "x", "--texts", "{run}/manifest.json"], "has no text"),
         (["costs", "{run}", "-o", "{run}/manifest.json/x"], "cannot be a folder or file"),
         (["penalties", "{run}", "--device", "quantum"], "--device quantum cannot be used"),
     ],

@@ -23,19 +23,28 @@ through the whole regularizer, at positions where the model is sure of a token:
 
 Where the model is sure of no token in its continuations, the contrast cannot be measured, and the setting is called
 blind if less than 1% of probable moves are within reach; otherwise nothing is said.
+
+The contrast is measured in the model's own embedding: it says that the setting follows its distances, not that these
+know what may stand for a word. Where an encoder is given, that is asked too (`screen`): what the setting's distances
+know of similarity in context beyond the odds. A setting sees meaning if that interval lies above 0; else the verdict is
+
+    sees distances, which know no meaning in context             the interval ends below `LITTLE`
+    sees distances; of meaning in context too little is known    it is wider: judge more texts
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wpr.analysis.context import AnalysisContext, Found, noted
+from wpr.analysis.in_context import SentenceEncoder, similarities
+from wpr.analysis.screen import candidates, distance_scores, screen
 from wpr.analysis.semantic_contrast import (
     SURE,
     chat_prompts,
@@ -45,12 +54,13 @@ from wpr.analysis.semantic_contrast import (
     make_trial,
     plain_prompts,
 )
-from wpr.analysis.statistics import quantiles
+from wpr.analysis.statistics import Estimate, quantiles
+from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.model_geometry import RegularizerFactory, parse_option
 from wpr.regularizers import Wasserstein
-from wpr.transport.geometry import TokenGeometry
+from wpr.transport.geometry import TokenGeometry, to_power
 from wpr.transport.precision import full_precision
 from wpr.transport.support import working_dtype
 
@@ -59,6 +69,11 @@ SEES, BLIND = 0.9, 0.98
 
 FEW, NEXT_TO_NONE = 0.1, 0.01
 """Shares of probable moves."""
+
+DISTANCES = "sees distances, which know no meaning in context"
+UNTOLD = "sees distances; of meaning in context too little is known"
+LITTLE = 0.1
+"""A correlation below which distances are said to know nothing."""
 
 BOTH = ("paper", "semantic")
 """Settings that are compared where none is named."""
@@ -82,8 +97,28 @@ _SLACK = 1e-5
 COLUMNS = [
     "setting", "verdict", "metric", "lam", "reach", "lam * cost of neighbours: 5%", "median", "95%", "random: median",
     "tokens with a neighbour within reach", "by use", "probable moves within reach",
-    "contrast", "low", "high",
+    "contrast", "low", "high", "beyond the odds", "beyond low", "beyond high",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InContext:
+    """Positions of text where words are expected, and the similarity ``(P, n)`` of candidates: see `screen`."""
+
+    words: WordPositions
+    similarity: Tensor
+
+    @classmethod
+    def judged_by(cls, encoder: str, model: Any, tokenizer: Any, texts: Sequence[str], positions: int) -> InContext:
+        """By a sentence encoder's folder."""
+        judge = SentenceEncoder.from_pretrained(encoder, next(model.parameters()).device)
+        words = find_positions(model, tokenizer, texts, positions)
+        return cls(words, similarities(words, candidates(words), judge))
+
+    def beyond_odds(self, geometry: TokenGeometry) -> Estimate:
+        """What a geometry's distances know beyond the odds."""
+        score = distance_scores(self.words, geometry.embeddings, geometry.metric, geometry.power, geometry.mapped)
+        return screen(self.words, self.similarity, {"distance": score})["distance"].beyond_odds
 
 
 @dataclass(frozen=True)
@@ -95,6 +130,7 @@ class GeometryDiagnostics:
     other's k1 nearest, and how probable each is.
     reach: of lam * cost, beyond which nothing is moved.
     contrast: with its interval; None where it could not be measured.
+    beyond_odds: what its distances know of similarity in context beyond the odds; None where no encoder was given.
     """
 
     neighbours: Tensor
@@ -104,6 +140,7 @@ class GeometryDiagnostics:
     weights: Tensor
     reach: float
     contrast: tuple[float, float, float] | None
+    beyond_odds: Estimate | None = None
 
     @property
     def near_share(self) -> float:
@@ -127,11 +164,13 @@ class GeometryDiagnostics:
 
     @property
     def verdict(self) -> str:
-        """``blind``, ``partly blind``, ``sees meaning`` or ``not measured``, by the module's rule."""
+        """``blind``, ``partly blind``, ``sees meaning``, `DISTANCES`, `UNTOLD`, ``not measured``: the module's rule."""
         if self.contrast is None or math.isnan(self.contrast[0]):
             return "blind" if self.move_share < NEXT_TO_NONE else "not measured"
         if self.contrast[0] < SEES:
-            return "sees meaning"
+            if self.beyond_odds is None or self.beyond_odds.low > 0:
+                return "sees meaning"
+            return DISTANCES if self.beyond_odds.high < LITTLE else UNTOLD
         return "blind" if self.contrast[0] >= BLIND and self.move_share < FEW else "partly blind"
 
 
@@ -140,6 +179,7 @@ def analyze(
     settings: Sequence[str] = BOTH,
     changes: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
+    in_context: InContext | None = None,
 ) -> Found:
     """What settings see of the vocabulary of a run's SFT model, which continues the run's held-out prompts or
     ``texts``.
@@ -147,7 +187,7 @@ def analyze(
     prompts = prompts_of(context.run.tokenizer, texts) if texts else context.texts()
     prompts = prompts or prompts_of(context.run.tokenizer)
     name = f"{context.run.path.resolve().name}'s SFT model"
-    return analyze_model(context.regularizers, prompts, name, settings, changes)
+    return analyze_model(context.regularizers, prompts, name, settings, changes, in_context)
 
 
 def analyze_model(
@@ -156,6 +196,7 @@ def analyze_model(
     name: str,
     settings: Sequence[str] = BOTH,
     changes: Mapping[str, Any] | None = None,
+    in_context: InContext | None = None,
 ) -> Found:
     """What settings see of the vocabulary of the factory's model.
 
@@ -173,6 +214,11 @@ def analyze_model(
         made[label] = factory.make(parse_option(text, **given), label)
     logs = continuations(factory.reference, prompts, 24)
     diagnosed = {label: (wasserstein, diagnose(wasserstein, logs)) for label, wasserstein in made.items()}
+    if in_context is not None:
+        diagnosed = {
+            label: (one, replace(seen, beyond_odds=in_context.beyond_odds(one.geometry)))
+            for label, (one, seen) in diagnosed.items()
+        }
     about = {"prompts": len(prompts), "positions": len(logs), "settings": list(settings)}
     return noted(geometry_finding(diagnosed, name, about), *factory.notes(made)), _by_pairs(diagnosed)
 
@@ -218,7 +264,8 @@ def diagnose(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, 
     i, j = torch.triu_indices(ids.shape[1], ids.shape[1], 1, device=ids.device)
     one, other = ids[:, i].flatten(), ids[:, j].flatten()
     moves = pair_costs(geometry, one, other)
-    kept = moves <= torch.maximum(geometry.radius[one], geometry.radius[other]) * (1 + _SLACK)
+    reach = torch.maximum(geometry.radius[one], geometry.radius[other]) * (1 + _SLACK)
+    kept = (moves <= to_power(reach, geometry.power)) & geometry.mapped[one] & geometry.mapped[other]
     moves = moves.masked_fill(~kept, torch.inf)
     weights = (log_p[:, i] + log_p[:, j]).exp().flatten()
     sure = (reference.amax(-1).exp() > SURE) & geometry.alive[reference.argmax(-1)]
@@ -237,7 +284,7 @@ def diagnose(wasserstein: Wasserstein, reference: Tensor, positions: int = 128, 
 
 
 def pair_costs(geometry: TokenGeometry, first: Tensor, second: Tensor) -> Tensor:
-    """Costs of pairs of tokens ``(n,)`` and ``(n,)`` in the embedding's own units, whether or not they are among each
+    """Costs of pairs of tokens ``(n,)`` and ``(n,)``, not divided by the scale, whether or not they are among each
     other's nearest: ``(n,)``.
     """
     rows = geometry.embeddings
@@ -246,7 +293,7 @@ def pair_costs(geometry: TokenGeometry, first: Tensor, second: Tensor) -> Tensor
         for one, other in zip(first.split(4096), second.split(4096), strict=True):
             x, y = (rows[ids].to(working_dtype(rows)).unsqueeze(-2) for ids in (one, other))
             found.append(geometry.metric.pairwise(x, y).flatten())
-    return torch.cat(found)
+    return to_power(torch.cat(found), geometry.power)
 
 
 def geometry_finding(
@@ -260,15 +307,19 @@ def geometry_finding(
     for name, (wasserstein, seen) in diagnosed.items():
         near = quantiles(seen.neighbours, (0.05, 0.5, 0.95))
         value, low, high = seen.contrast or (None, None, None)
+        beyond = (None, None, None) if seen.beyond_odds is None else seen.beyond_odds.cells
         rows.append(
             [
                 name, seen.verdict, wasserstein.geometry.metric.name, wasserstein.settings.lam, seen.reach, *near,
                 quantiles(seen.random, (0.5,))[0], seen.near_share, seen.used_share, seen.move_share,
-                value, low, high,
+                value, low, high, *beyond,
             ]
         )  # fmt: skip
         text += _summary(name, wasserstein, seen, near)
-    dead = int((~next(iter(diagnosed.values()))[0].geometry.alive).sum())
+    geometry = next(iter(diagnosed.values()))[0].geometry
+    dead, alone = int((geometry.mapped & ~geometry.alive).sum()), int((~geometry.mapped).sum())
+    if alone:
+        text.append(f"{alone} tokens without an embedding have no neighbours and are not counted.")
     if dead:
         text.append(f"{dead} tokens that are near-duplicates of others (untrained or reserved) are not counted.")
     return Finding(
@@ -288,6 +339,9 @@ def _summary(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, nea
         "blind": f"{name} is BLIND to meaning on this model.",
         "partly blind": f"{name} is PARTLY BLIND to meaning on this model.",
         "sees meaning": f"{name} SEES MEANING on this model.",
+        DISTANCES: f"{name} SEES DISTANCES on this model, WHICH KNOW NO MEANING IN CONTEXT.",
+        UNTOLD: f"{name} SEES DISTANCES on this model; whether they know meaning in context could NOT BE TOLD: judge "
+        "more texts.",
         "not measured": f"Whether {name} sees meaning on this model was NOT MEASURED.",
     }[seen.verdict]
     sentences = [
@@ -301,6 +355,12 @@ def _summary(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, nea
         sentences.append(
             f"{seen.cut_share:.1%} of probable moves are between tokens that are not among each other's "
             f"{wasserstein.geometry.neighbours} nearest (k1) and cannot be made at any lam."
+        )
+    if seen.beyond_odds is not None:
+        sentences.append(
+            "In context: what an encoder says of other words in a word's place correlates with these distances, "
+            f"beyond what the model's odds explain, by {seen.beyond_odds} (1: in full agreement, 0: no more than the "
+            "odds). `wpr analyze substitution` shows what comes of it."
         )
     if seen.contrast is None:
         sentences.append(

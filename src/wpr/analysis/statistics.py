@@ -4,6 +4,7 @@ Notation for shapes: ``n`` observations, ``R`` resamples, ``G`` groups (response
 
     pearson(x, y)  = cov(x, y) / sqrt(var(x) var(y))
     spearman(x, y) = pearson(ranks of x, ranks of y)          equal values share the mean of their ranks
+    partial(x, y)  = (xy - xz yz) / sqrt((1 - xz^2) (1 - yz^2))     of correlations xy, xz, yz: beyond what z explains
     slope(x, y)    = cov(x, y) / var(x)                       of the least-squares line through y over x
 
 Intervals are percentile bootstraps: observations (or whole groups of them, where they are not independent) are drawn
@@ -85,6 +86,15 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
     return pearson(ranks(x), ranks(y))
 
 
+def partial(x: Tensor, y: Tensor, given: Tensor, of: Statistic = spearman) -> Tensor:
+    """The correlation of ``(..., n)`` and ``(..., n)`` that is left when what both share with ``given`` is taken out:
+    ``(...)``, NaN where one of both is nothing but ``given``.
+    """
+    xy, xz, yz = of(x, y), of(x, given), of(y, given)
+    left = (1 - xz.square()) * (1 - yz.square())
+    return torch.where(left > 1e-12, (xy - xz * yz) / left.clamp_min(1e-12).sqrt(), torch.nan).clamp(-1, 1)
+
+
 def bootstrap(statistic: Callable[[Tensor], Tensor], count: int, resamples: int = RESAMPLES, seed: int = 0) -> Tensor:
     """``statistic`` of ``resamples`` draws of ``count`` of ``count`` things: it maps the indices ``(r, count)`` that
     were drawn to its values ``(r, ...)``. Returns ``(R, ...)``.
@@ -105,6 +115,24 @@ def interval(drawn: Tensor) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = torch.quantile(known, known.new_tensor([0.025, 0.975])).tolist()
     return low, high
+
+
+def grouped_mean(values: Tensor, groups: Tensor, seed: int = 0) -> Estimate:
+    """The mean of ``(n,)`` values, NaN left out, with an interval over groups ``(n,)``; none for less than three."""
+    known = ~values.isnan()
+    if not known.any():
+        return Estimate(math.nan)
+    _, of_group = groups[known].unique(return_inverse=True)
+    count = int(of_group.max()) + 1
+    terms = torch.stack([values[known].double(), torch.ones(int(known.sum()), dtype=torch.float64)], -1)
+    sums = torch.zeros(count, 2, dtype=torch.float64).index_add_(0, of_group, terms)
+
+    def mean(chosen: Tensor) -> Tensor:
+        total = sums[chosen].sum(1)
+        return total[:, 0] / total[:, 1]
+
+    ends = interval(bootstrap(mean, count, seed=seed)) if count > 2 else (math.nan, math.nan)
+    return Estimate(float(terms[:, 0].mean()), *ends)
 
 
 def correlation(x: Tensor, y: Tensor, statistic: Statistic = pearson, seed: int = 0) -> Estimate:

@@ -73,6 +73,15 @@ Prompt = Annotated[
     str | None, typer.Option(help="The text that policies answer.", show_default="the first held-out prompt")
 ]
 
+Texts = Annotated[
+    Path | None,
+    typer.Option(
+        "--texts",
+        help="Texts whose words are judged: a .txt file of a text a line, or records with a column text, response, "
+        "completion or chosen.",
+    ),
+]
+
 Analysis = Callable[..., "Found"]
 ANALYSES: dict[str, Analysis] = {}
 """Analyses of a run by name, in the order in which `wpr analyze all` does them."""
@@ -262,6 +271,11 @@ def geometry(
         bool | None, typer.Option("--scaled/--unscaled", help="Divide costs by the median nearest-neighbour distance.")
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text that the model continues; repeat for more.")] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option("--encoder", "-e", help="A sentence encoder's folder: judge by meaning in context too."),
+    ] = None,
+    texts: Texts = None,
     device: Device = None,
     output: Output = None,
 ) -> None:
@@ -277,22 +291,104 @@ def geometry(
         wpr analyze geometry models/smollm2 --lam 100 --metric cosine
 
         wpr analyze geometry runs/tiny -s semantic -s semantic:rho=2
+
+        wpr analyze geometry models/smollm2 --encoder models/minilm --texts hh.jsonl
     """  # fmt: skip
     from wpr.analysis.geometry_diagnostics import BOTH, analyze, analyze_model, prompts_of
-    from wpr.config.recipe import ModelSettings
     from wpr.model_geometry import RegularizerFactory
-    from wpr.model_loading import load_causal, load_tokenizer
-    from wpr.runs.finished_run import device_of
 
     changes = {"lam": lam, "metric": metric, "scaled": scaled}
     settings = setting or (["paper"] if any(value is not None for value in changes.values()) else BOTH)
+    judged = _in_context(encoder, texts)
     if (Path(model) / "manifest.json").is_file():
         context = _context(Path(model), device=device)
-        _save(analyze(context, settings, changes, text or ()), context, output)
+        in_context = judged(context.reference, context.run.tokenizer)
+        _save(analyze(context, settings, changes, text or (), in_context), context, output)
         return
-    loaded, name = load_causal(ModelSettings(model)), Path(model).resolve().name if Path(model).exists() else model
-    factory = RegularizerFactory(loaded.to(device_of(device)).eval())
-    _save(analyze_model(factory, prompts_of(load_tokenizer(model), text or ()), name, settings, changes), None, output)
+    loaded, tokenizer, name = _model(model, device)
+    prompts, in_context = prompts_of(tokenizer, text or ()), judged(loaded, tokenizer)
+    _save(analyze_model(RegularizerFactory(loaded), prompts, name, settings, changes, in_context), None, output)
+
+
+def _in_context(encoder: str | None, texts: Path | None, positions: int = 128) -> Callable[[Any, Any], Any]:
+    """From a model and its tokenizer to what the encoder says of its words in texts; to None without an encoder."""
+    from wpr.analysis.geometry_diagnostics import InContext
+    from wpr.analysis.word_positions import read_texts
+    from wpr.errors import OptionError
+
+    if (encoder is None) != (texts is None):
+        raise OptionError("--encoder and --texts go together: the encoder judges words of the texts; give both")
+    if encoder is None or texts is None:
+        return lambda model, tokenizer: None
+    given = read_texts(texts)
+    return lambda model, tokenizer: InContext.judged_by(encoder, model, tokenizer, given, positions)
+
+
+@app.command()
+def substitution(
+    model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A model's folder or hub name, or a run.")],
+    encoder: Annotated[str, typer.Option("--encoder", "-e", help="A sentence encoder's folder or hub name.")],
+    texts: Texts = None,
+    regularizer: Regularizers = None,
+    other: Annotated[
+        str | None, typer.Option(help="Another language model, which says how likely replacements are.")
+    ] = None,
+    geometry: Annotated[
+        list[str] | None,
+        typer.Option(help="Screen this geometry too, such as transform=centre/unit; repeat for more."),
+    ] = None,
+    positions: Annotated[int, typer.Option(min=1, help="Maximum number of positions.")] = 256,
+    reward: Annotated[float, typer.Option(help="Expected reward at which regularizers are compared.")] = -0.15,
+    contextual: Annotated[
+        bool, typer.Option("--contextual", help="Screen hidden states and next tokens after a candidate too.")
+    ] = False,
+    device: Device = None,
+    output: Output = None,
+) -> None:
+    """What stands in a forbidden word's place under each regularizer's best policy, and is it like the original?
+
+    No training: the best policies are computed. The encoder judges the text with the other word; so it should not be
+    the model itself. Of a run, texts are its SFT model's responses unless given. Prints the screen of geometries too.
+
+    [bold]Examples[/bold]
+
+        wpr analyze substitution models/smollm2 --texts hh.jsonl -e models/minilm --other models/gemma3-270m
+
+        wpr analyze substitution runs/tiny -e models/minilm -r semantic -r "reverse-kl + 4*semantic:lam=20"
+    """  # fmt: skip
+    from wpr.analysis.substitution import analyze, analyze_model
+    from wpr.analysis.word_positions import read_texts
+    from wpr.commands.output import say
+    from wpr.errors import OptionError
+    from wpr.model_geometry import RegularizerFactory
+
+    if not -1 < reward < 0:
+        raise OptionError(f"--reward {reward} must be between -1, all words forbidden, and 0, none; try -0.15")
+    options: dict[str, Any] = {
+        "other": other, "geometries": geometry or (), "positions": positions, "reward": reward,
+        "contextual": contextual,
+    }  # fmt: skip
+    given = None if texts is None else read_texts(texts)
+    if (Path(model) / "manifest.json").is_file():
+        context = _context(Path(model), device=device)
+        _save(analyze(context, encoder, regularizer, texts=given, **options), context, output)
+        return
+    if given is None:
+        raise OptionError(f"{model} is no run with responses of its own; give texts with --texts FILE")
+    loaded, tokenizer, name = _model(model, device)
+    factory = RegularizerFactory(loaded)
+    found = analyze_model(factory, loaded, tokenizer, given, name, encoder, regularizer, say=say, **options)
+    _save(found, None, output)
+
+
+def _model(name: str, device: str | None) -> tuple[Any, Any, str]:
+    """A model in evaluation mode, its tokenizer, and what it is called."""
+    from wpr.config.recipe import ModelSettings
+    from wpr.model_loading import load_causal, load_tokenizer
+    from wpr.runs.finished_run import device_of
+
+    loaded = load_causal(ModelSettings(name)).to(device_of(device)).eval()
+    return loaded, load_tokenizer(name), Path(name).resolve().name if Path(name).exists() else name
 
 
 @app.command("all")

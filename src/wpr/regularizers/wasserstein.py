@@ -35,7 +35,7 @@ from wpr.transport import kernels
 from wpr.transport.geometry import TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
-from wpr.transport.problem import Solution, mean_potential
+from wpr.transport.problem import Problem, Solution, mean_potential
 from wpr.transport.sinkhorn import chunk_size, make_problem, solve_balanced, solve_self, solve_unbalanced
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 KERNEL_COST_BYTES = 640 << 20
 """Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
+
+
+Solved = tuple[Solution, tuple[Solution, Solution] | None]
+"""The transport between policy and reference, and those of each to itself."""
 
 
 @dataclass(frozen=True)
@@ -237,15 +241,11 @@ class Wasserstein(Combinable):
         return obstacle is None
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        s = self.settings
         if self.uses_kernels(support.log_policy):
             return self._penalties_by_kernels(support)
         cross, own = self._solve(support)
         problem = cross.problem
-        derive = self._unbalanced if s.marginals == "unbalanced" else self._balanced
-        penalty, mean, divergence = derive(cross, own)
-        if s.gauge == "value":
-            penalty = penalty + (divergence - mean).unsqueeze(-1)
+        penalty, divergence = self.derive(cross, own)
         tokens = (support.ids != NO_TOKEN) & ~problem.padding  # those that one of the two can emit
         connected = (problem.cost.isfinite() & ~problem.padding.unsqueeze(-2)).sum(-1) > 1
         lonely = tokens & ~connected
@@ -305,25 +305,49 @@ class Wasserstein(Combinable):
                 at_rest = [one.problem.log_a - one.f / s.rho for one in own]
             return TransportPlan(cross.plan(), cross.problem.cost, at_rest[0].exp(), at_rest[1].exp())
 
-    def _solve(self, support: Support) -> tuple[Solution, tuple[Solution, Solution] | None]:
-        """The transport between the two, and if asked for that of each to itself. Those converge three times faster an
-        iteration, so they are solved more exactly.
-        """
+    def _solve(self, support: Support) -> Solved:
+        return self.solve(*self.problem(support))
+
+    def problem(self, support: Support) -> tuple[Problem, GibbsKernel]:
+        """The transport between policy and reference on a support, and the kernel of its costs."""
         s = self.settings
         rho = s.rho if s.marginals == "unbalanced" else math.inf
         cost = self.geometry.cost(support.ids, scaled=s.scaled).to(support.log_policy.dtype)
         problem = make_problem(support.log_policy, support.log_reference, cost, s.lam, rho, s.floor)
-        kernel = GibbsKernel(cost, s.lam, self.method)
+        return problem, GibbsKernel(cost, s.lam, self.method)
+
+    def solve(self, problem: Problem, kernel: GibbsKernel, start: Solved | None = None) -> Solved:
+        """The transport between the two, and if asked for that of each to itself. Those converge three times faster an
+        iteration, so they are solved more exactly.
+
+        start: what was found for nearly the same masses; where the solvers converge, it only makes them faster.
+        """
+        s = self.settings
+        before = (None, None) if start is None or start[1] is None else (start[1][0].f, start[1][1].f)
         own = None
         if s.debias:
             sides = [replace(problem, log_a=x, log_b=x) for x in (problem.log_a, problem.log_b)]
-            both = [solve_self(side, kernel, s.iterations, s.tolerance / 100) for side in sides]
+            both = [
+                solve_self(side, kernel, s.iterations, s.tolerance / 100, one)
+                for side, one in zip(sides, before, strict=True)
+            ]
             own = (both[0], both[1])
         if problem.balanced:
             return solve_balanced(problem, kernel, s.iterations, s.tolerance), own
         # The self-potentials are also a good start: where policy and reference agree, they are the solution.
-        start = None if own is None else (own[0].f, own[1].f)
-        return solve_unbalanced(problem, kernel, s.iterations, s.tolerance, start), own
+        potentials = None if own is None else (own[0].f, own[1].f)
+        if start is not None:
+            potentials = (start[0].f, start[0].g)
+        return solve_unbalanced(problem, kernel, s.iterations, s.tolerance, potentials), own
+
+    def derive(self, cross: Solution, own: tuple[Solution, Solution] | None) -> tuple[Tensor, Tensor]:
+        """Penalties ``(P, n)`` and divergence ``(P,)`` of what `solve` found."""
+        s = self.settings
+        form = self._unbalanced if s.marginals == "unbalanced" else self._balanced
+        penalty, mean, divergence = form(cross, own)
+        if s.gauge == "value":
+            penalty = penalty + (divergence - mean).unsqueeze(-1)
+        return penalty, divergence
 
     def _unbalanced(self, cross: Solution, own: tuple[Solution, Solution] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Penalties, their mean under the policy, and the divergence. A self-transport moves as much on either side,

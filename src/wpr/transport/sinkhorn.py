@@ -235,8 +235,11 @@ def optimal_relaxation(tau: float) -> float:
     return 2 / (1 + math.sqrt(1 - tau * tau))
 
 
-def solve_self(problem: Problem, kernel: GibbsKernel, iterations: int, tolerance: float) -> Solution:
-    """`self_transport` against a kernel that exists already: of the policy's side of ``problem``.
+def solve_self(
+    problem: Problem, kernel: GibbsKernel, iterations: int, tolerance: float, start: Tensor | None = None
+) -> Solution:
+    """`self_transport` against a kernel that exists already: of the policy's side of ``problem``, from a potential
+    ``start`` if given.
 
     Averaging keeps the update from oscillating. If the kernel's conditional matrix has eigenvalues in [0, 1], as
     positive kernels have, the factor an iteration is at most |1 - w| = tau / (2 + tau), a third; with weight 1/2 it
@@ -247,6 +250,7 @@ def solve_self(problem: Problem, kernel: GibbsKernel, iterations: int, tolerance
     weight = 2 / (2 + tau)
     apply = kernel.operator()
     s = (log_a * (-tau / (lam * (1 + tau)))).masked_fill(padding, 0)  # the solution where nothing can be transported
+    s = s if start is None else start
     tally = _Tally(problem, tolerance)
     for _ in range(iterations):
         step = (apply(log_a + lam * s) * (-tau / lam) - s).masked_fill(padding, 0)

@@ -40,7 +40,7 @@ class Support:
     log_reference: Tensor
     sampled: Tensor
 
-    def __getitem__(self, rows: slice) -> Support:
+    def __getitem__(self, rows: slice | Tensor) -> Support:
         """The support of some of the positions."""
         return Support(self.ids[rows], self.log_policy[rows], self.log_reference[rows], self.sampled[rows])
 
