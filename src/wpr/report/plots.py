@@ -211,7 +211,7 @@ def _ruled(area: Area, value: float, label: str, axis: str) -> Markup | None:
 
 
 def _bars(figure: Figure, categories: list[str]) -> Drawing | None:
-    """Bars to the right, one row per name and series: long names can be read so."""
+    """Bars to the right, one row per name and series, with the names before them; above them where one is long."""
     values = [end for one in figure.series for ends in (one.y, one.low or (), one.high or ()) for end in ends]
     ruled = [mark.value for mark in figure.marks if mark.axis == "y"]
     axis = Axis.around(values, figure.log_y, 0.0, [*ruled, *([] if figure.log_y else [0.0])])
@@ -219,11 +219,13 @@ def _bars(figure: Figure, categories: list[str]) -> Drawing | None:
         return None
     rows = [(name, [(index, one, place) for index, one in enumerate(figure.series) for place in [_place_of(one, name)]
                     if place is not None]) for name in categories]  # fmt: skip
-    bottom = TOP + sum(BAR * len(found) + GAP for _, found in rows)
+    above = any(len(name) > LONGEST_NAME for name in categories)
+    left, line = (4, 12) if above else (LABEL, 0)
+    bottom = TOP + sum(line + BAR * len(found) + GAP for _, found in rows)
     # The same area with its axes turned: values run to the right.
-    area = Area(axis, Axis(0, 1), LABEL, WIDTH - VALUE, TOP, bottom)
-    zero = (area.place(axis.low if figure.log_y else 0.0, 0) or (LABEL, 0))[0]
-    drawn = [tag("text", f"{figure.y_label}", x=LABEL, y=TOP - 10)]
+    area = Area(axis, Axis(0, 1), left, WIDTH - VALUE, TOP, bottom)
+    zero = (area.place(axis.low if figure.log_y else 0.0, 0) or (left, 0))[0]
+    drawn = [tag("text", f"{figure.y_label}", x=left, y=TOP - 10)]
     for value, text, anchor in area.written_below():
         x = (area.place(value, 0) or (0, 0))[0]
         drawn.append(tag("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=bottom, class_="g"))
@@ -231,9 +233,12 @@ def _bars(figure: Figure, categories: list[str]) -> Drawing | None:
     y = TOP + GAP / 2
     for name, found in rows:
         middle = y + BAR * len(found) / 2
-        drawn.append(
-            tag("g", tag("title", name), tag("text", _cut(name), x=LABEL - 6, y=f"{middle + 4:.1f}", text_anchor="end"))
-        )
+        if above:
+            label = tag("text", _cut(name, int(WIDTH / CHARACTER)), x=left, y=f"{y + line - 3:.1f}")
+        else:
+            label = tag("text", _cut(name), x=LABEL - 6, y=f"{middle + 4:.1f}", text_anchor="end")
+        drawn.append(tag("g", tag("title", name), label))
+        y += line
         for index, one, place in found:
             drawn.append(_bar(area, one, place, y, zero, f"c{_colour(index)}"))
             y += BAR
