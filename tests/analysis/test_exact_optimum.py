@@ -81,6 +81,8 @@ def test_at_equal_reward() -> None:
     for regularizer in (ReverseKL(), make_regularizer("squared-hellinger")):
         found = at_reward(regularizer, support, rewards, target=-0.05)
         assert float(found.reward.mean()) == pytest.approx(-0.05, abs=1e-3)
+    near_the_end = at_reward(ReverseKL(), support, rewards, target=-0.002)
+    assert float(near_the_end.reward.mean()) == pytest.approx(-0.002, abs=5e-5)
     with pytest.raises(ValueError, match=r"no beta between .* has an expected reward of 0.5; the last one tried"):
         at_reward(ReverseKL(), support, rewards, target=0.5)
 

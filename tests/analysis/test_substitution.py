@@ -130,6 +130,21 @@ def test_the_whole_analysis(model: Any, tmp_path: Path) -> None:
     assert finding.settings["encoder"] == str(pico.path())
 
 
+def test_what_has_no_optimum_there_and_no_interval(model: Any) -> None:
+    """Total variation's reward jumps from the reference's to the best; of two texts there is no interval. Figures have
+    gaps, and nothing else is lost.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(pico.path())
+    finding, _ = analyze_model(
+        RegularizerFactory(model), model, tokenizer, STORIES[:2], "pico", str(pico.path()),
+        ["total-variation", "squared-hellinger"], positions=4,
+    )  # fmt: skip
+    assert [row[0] for row in finding.rows] == ["reverse-kl", "squared-hellinger"]
+    assert any("total-variation is left out: no beta between" in text for text in finding.text)
+    assert any("too few texts for an interval" in text for text in finding.text)
+    assert [figure.name for figure in finding.figures] == ["similarity"]  # and no geometry to screen
+
+
 def test_solvers_are_made_exact_and_nothing_else_changes(geometry: TokenGeometry) -> None:
     coarse = Wasserstein(geometry, **SETTINGS)
     fine = exactly(ReverseKL() + 2 * coarse).parts[1][1]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from wpr.regularizers.sums import Sum
 from wpr.regularizers.wasserstein import Solved, Wasserstein
-from wpr.transport.sinkhorn import make_problem
+from wpr.transport.sinkhorn import prepare_masses
 from wpr.transport.support import Support
 
 LEAST = -80.0
@@ -90,7 +90,7 @@ def best_policy(
         if not running.any():
             break
         if len(running) >= FEWEST and running.sum() <= len(running) // 2:  # the others need not be measured again
-            rest = Support(support.ids, log_p, support.log_reference, support.sampled)[running.nonzero().squeeze(-1)]
+            rest = replace(support, log_policy=log_p)[running.nonzero().squeeze(-1)]
             found = best_policy(regularizer, rest, rewards[running], beta, tolerance, steps - taken)
             gaps = _gap(log_p, gradient).index_put((running,), found.gap)
             log_p = log_p.index_put((running,), found.log_policy)
@@ -122,7 +122,7 @@ def at_reward(
     """
     ends = float(rewards.min()), float(rewards.max())
     span = min(ends[1] - ends[0], 20 * abs(target - ends[0]), 20 * abs(ends[1] - target))
-    x, step, precision, close = math.log(0.5), math.log(3), 30 * tolerance, 1e-2 * span
+    x, step, near, precision = math.log(0.5), math.log(3), False, 30 * tolerance
     low = high = None  # log beta and what is missed there: too much reward, too little
     starts = [(math.inf, support.log_policy)]  # by log beta, falling
     while True:
@@ -130,19 +130,19 @@ def at_reward(
         found = best_policy(regularizer, replace(support, log_policy=starts[-1][1]), rewards, math.exp(x), precision)
         starts.append((x, found.log_policy))
         missed = float(found.reward.mean()) - target
-        if abs(missed) <= close:
-            if precision <= tolerance:
+        if abs(missed) <= (1e-3 if near else 1e-2) * span:
+            if near:
                 return found
-            step, precision, close, low, high = 0.02, tolerance, 1e-3 * span, None, None
+            near, step, precision, low, high = True, 0.02, min(precision, tolerance), None, None
             continue
         low, high = ((x, missed), high) if missed > 0 else (low, (x, missed))
         if low is None or high is None:
-            x += step if missed > 0 else -step
+            x, step = x + math.copysign(step, missed), 1.5 * step
         elif high[0] - low[0] > 1e-4:
             share = low[1] / (low[1] - high[1])
             x = low[0] + min(max(share, 0.1), 0.9) * (high[0] - low[0])
         elif precision > tolerance / 50:  # the ends contradict each other: they were not exact enough
-            precision, low, high = precision / 5, None, None
+            precision, step, low, high = precision / 5, 0.02, None, None
             continue
         else:
             x = math.inf
@@ -185,10 +185,8 @@ class _Transport:
         self.last: Solved | None = None
 
     def __call__(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
-        problem = make_problem(
-            log_p, self.problem.log_b, self.problem.cost, self.problem.lam, self.problem.rho, self.problem.floor
-        )
-        found = self.wasserstein.solve(problem, self.kernel, self.last)
+        log_a, _, _ = prepare_masses(log_p, self.problem.log_b)
+        found = self.wasserstein.solve(replace(self.problem, log_a=log_a), self.kernel, self.last)
         # With a fixed number of iterations the start is part of what is computed.
         self.last = found if self.wasserstein.settings.tolerance > 0 else None
         return self.wasserstein.derive(*found)

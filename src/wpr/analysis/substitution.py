@@ -25,6 +25,7 @@ out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -37,10 +38,10 @@ from wpr.analysis.exact_optimum import Optimum, SupportRegularizer, at_reward
 from wpr.analysis.in_context import SentenceEncoder, similarities, word_nll
 from wpr.analysis.screen import ODDS as ODDS_SCORE
 from wpr.analysis.screen import Screened, candidates, contextual_scores, geometry_scores, screen, settings_scores
-from wpr.analysis.statistics import Estimate, grouped_mean
+from wpr.analysis.statistics import Estimate, grouped_mean, series
 from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError, UnavailableError
-from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.findings import Cell, Figure, Finding, Mark
 from wpr.model_geometry import RegularizerFactory
 from wpr.model_loading import load_any_causal, load_tokenizer
 from wpr.regularizers.sums import Sum
@@ -97,17 +98,18 @@ def measure(
     judge: Judge,
     reward: float = REWARD,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[dict[str, Measured], dict[str, Tensor]]:
-    """What each regularizer puts in the words' place; and similarity and nll of the entries that were judged."""
+) -> tuple[dict[str, Measured], dict[str, str]]:
+    """What each regularizer puts in the words' place; and of those that have no optimum at this reward, why."""
     rewards = -words.forbidden.double()
-    optima = {}
+    optima: dict[str, Optimum] = {}
+    left_out: dict[str, str] = {}
     for name, regularizer in regularizers.items():
         try:
             found = optima[name] = _solved(regularizer, words, rewards, reward)
         except ValueError as error:
             if not optima:
                 raise OptionError(f"--reward {reward}: {error}") from None
-            say(f"{name} is left out: {error}")  # the others may still be had
+            left_out[name] = str(error)  # the others may still be had
             continue
         say(f"{name}: beta {found.beta:.3g}, gap {float(found.gap.max()):.1e}")
     choices = {name: words.replacements(found.log_policy) for name, found in optima.items()}
@@ -119,7 +121,7 @@ def measure(
     seen = {"similarity": similarities(words, wanted, judge.encoder)}
     if judge.other is not None:
         seen["other nll"] = word_nll(words, wanted, *judge.other)
-    return {name: _measured(words, optima[name], choice, wanted, seen) for name, choice in choices.items()}, seen
+    return {name: _measured(words, optima[name], choice, wanted, seen) for name, choice in choices.items()}, left_out
 
 
 def _solved(regularizer: SupportRegularizer, words: WordPositions, rewards: Tensor, reward: float) -> Optimum:
@@ -177,7 +179,7 @@ def _number(values: Tensor) -> float | None:
 
 
 def _cell(value: float) -> float | None:
-    return None if value != value else value
+    return None if math.isnan(value) else value
 
 
 def examples(
@@ -291,7 +293,7 @@ def analyze_positions(
     judged = candidates(words)
     say(f"{len(words)} positions of {len({one.text for one in words.positions})} texts; the screen")
     screened = screen(words, similarities(words, judged, judge.encoder), scores)
-    measured, _ = measure(words, regularizers, judge, reward, say)
+    measured, left_out = measure(words, regularizers, judge, reward, say)
     base = next(iter(regularizers))
     rows = compare(words, measured, base)
     shown = examples(words, measured)
@@ -301,9 +303,10 @@ def analyze_positions(
         text=[*_words(words, rows, screened, base, reward), *_lines(shown, list(measured))],
         columns=COLUMNS,
         rows=rows,
-        figures=[_gains(rows), _screen_figure(screened)],
+        figures=[*_gains(rows), *_screen_figure(screened)],
         settings={"model": name, "positions": len(words), "reward": reward, "regularizers": list(regularizers)},
     )
+    finding = noted(finding, *(f"{key} is left out: {why}" for key, why in left_out.items()))
     data: list[dict[str, Any]] = [{"screen": key, **_plain(one)} for key, one in screened.items()]
     data += [
         {"position": p, "regularizer": key, "similarity": float(one.similarity[p]), "nll": float(one.nll[p]),
@@ -322,7 +325,7 @@ def _words(
 ) -> list[str]:
     text = [
         f"At {len(words)} positions of {len({one.text for one in words.positions})} texts a reward of -1 forbids the "
-        f"word that the model expects, in all its forms. Every regularizer's best policy is computed at the beta whose "
+        f"word that the model expects, and its forms. Every regularizer's best policy is computed at the beta whose "
         f"expected reward is {reward:g}; compared is what stands in the word's place. {base} keeps the reference's "
         "odds, as every f-divergence does.",
         "The screen: rank correlation, within a position, of similarity in context with the odds and with geometries. "
@@ -367,20 +370,32 @@ def _lines(shown: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str
     ]
 
 
-def _gains(rows: Sequence[Sequence[Cell]]) -> Figure:
+def _gains(rows: Sequence[Sequence[Cell]]) -> list[Figure]:
     values = [dict(zip(COLUMNS, row, strict=True)) for row in rows[1:]]
-    y, low, high = ([float(row[key] or 0) for row in values] for key in ("minus odds", "low", "high"))
-    return Figure(
-        "bars", "Similarity in context, minus that of the odds", "regularizer", "difference",
-        [Series("difference", [str(row["regularizer"]) for row in values], y, low, high)],
-        marks=[Mark(0.0, "the odds")], name="similarity",
+    gains = [Estimate(*(_float(row[key]) for key in ("minus odds", "low", "high"))) for row in values]
+    return _bars(
+        "Similarity in context, minus that of the odds", "regularizer", "difference", "the odds", "similarity",
+        dict(zip((str(row["regularizer"]) for row in values), gains, strict=True)),
     )  # fmt: skip
 
 
-def _screen_figure(screened: Mapping[str, Screened]) -> Figure:
-    known = {name: one.beyond_odds for name, one in screened.items() if one.beyond_odds.value == one.beyond_odds.value}
-    y, low, high = ([getattr(one, key) for one in known.values()] for key in ("value", "low", "high"))
-    return Figure(
-        "bars", "What geometries know beyond the odds", "geometry", "partial rank correlation",
-        [Series("beyond the odds", list(known), y, low, high)], marks=[Mark(0.0, "nothing")], name="screen",
+def _screen_figure(screened: Mapping[str, Screened]) -> list[Figure]:
+    return _bars(
+        "What geometries know beyond the odds", "geometry", "partial rank correlation", "nothing", "screen",
+        {name: one.beyond_odds for name, one in screened.items() if name != ODDS_SCORE},
     )  # fmt: skip
+
+
+def _bars(
+    title: str, x_label: str, y_label: str, zero: str, name: str, estimates: Mapping[str, Estimate]
+) -> list[Figure]:
+    """A figure of what is known; none where nothing is."""
+    known = {key: one for key, one in estimates.items() if not math.isnan(one.value)}
+    if not known:
+        return []
+    bars = [series(y_label, list(known), list(known.values()))]
+    return [Figure("bars", title, x_label, y_label, bars, marks=[Mark(0.0, zero)], name=name)]
+
+
+def _float(value: Cell) -> float:
+    return value if isinstance(value, float) else math.nan
