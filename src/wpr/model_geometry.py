@@ -30,6 +30,7 @@ def regularizer_on(
     device: Any = None,
     cache: MutableMapping[GeometrySpec, TokenGeometry] | None = None,
     say: Callable[[str], None] = logger.warning,
+    embeddings: Callable[[str | None], TokenEmbeddings] | None = None,
 ) -> Regularizer:
     """The regularizer on ``reference``'s input or output embeddings, or on those of the model that it names.
 
@@ -37,12 +38,14 @@ def regularizer_on(
         takes seconds on a GPU; for 256,000 x 2,048 some 36 minutes on two CPU cores.
     cache: see `RegularizerSpec.build`. say: told what is lowered to fit a small vocabulary, that output embeddings are
         the input embeddings where a model ties them, and how many tokens have no embedding in another model.
+    embeddings: gives those that a spec names, where they are at hand; default: `token_embeddings`.
     """
     if not spec.is_wasserstein:
         return spec.build()
     if device is None or device.type != "cuda":  # others lack operations that measuring needs
         device = input_embeddings(reference).device
-    known = token_embeddings(reference, spec.costs.embeddings, say).to(device)
+    name = spec.costs.embeddings
+    known = (embeddings(name) if embeddings is not None else token_embeddings(reference, name, say)).to(device)
     spec, notes = spec.fitted(len(known.weight), known.count)
     for note in notes:
         say(note)
@@ -65,12 +68,15 @@ def token_embeddings(reference: Any, embeddings: str | None, say: Callable[[str]
 
 
 class RegularizerFactory:
-    """Makes regularizers on one reference model, each geometry once: measuring a vocabulary takes a while."""
+    """Makes regularizers on one reference model, each geometry once, and other models' embeddings once: measuring and
+    mapping a vocabulary take a while.
+    """
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
         self._notes: dict[str, list[str]] = {}
         self._geometries: dict[GeometrySpec, TokenGeometry] = {}
+        self._embeddings: dict[str | None, TokenEmbeddings] = {}
 
     def make_all(self, texts: Sequence[str]) -> dict[str, Any]:
         """Regularizers by the text that names them, see `RegularizerSpec.parse`."""
@@ -78,13 +84,26 @@ class RegularizerFactory:
 
     def make(self, spec: RegularizerSpec, name: str) -> Any:
         """One regularizer; ``name`` is what notes call it."""
-        notes = self._notes[name] = []
+        self._notes[name] = []
         try:
             return regularizer_on(
-                self.reference, spec, cache=self._geometries, say=lambda note: notes.append(f"{name}: {note}")
+                self.reference,
+                spec,
+                cache=self._geometries,
+                say=lambda note: self._note(name, note),
+                embeddings=lambda whose: self.embeddings(whose, name),
             )
         except ValueError as error:
             raise OptionError(f"{name}: {error}") from None
+
+    def embeddings(self, whose: str | None, name: str) -> TokenEmbeddings:
+        """Those that `GeometrySpec.embeddings` names; ``name`` is what notes call who asks first."""
+        if whose not in self._embeddings:
+            self._embeddings[whose] = token_embeddings(self.reference, whose, lambda note: self._note(name, note))
+        return self._embeddings[whose]
+
+    def _note(self, name: str, note: str) -> None:
+        self._notes.setdefault(name, []).append(f"{name}: {note}")
 
     def notes(self, names: Iterable[str]) -> list[str]:
         """What was changed in these regularizers to fit a small vocabulary."""

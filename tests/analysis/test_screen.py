@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wpr import ReverseKL, TokenGeometry, Wasserstein
-from wpr.analysis.screen import LIKELY, candidates, distance_scores, geometry_scores, screen
+from wpr.analysis.screen import LIKELY, InContext, candidates, distance_scores, geometry_scores, screen
 from wpr.analysis.word_positions import WordPosition, WordPositions
 from wpr.transport.distances import resolve_metric
 from wpr.transport.support import NO_TOKEN
@@ -48,7 +48,9 @@ def test_what_is_known(words: WordPositions) -> None:
     known = noise(1)
     chosen = candidates(words)
     similarity = (odds + known + noise(2)).masked_fill(~chosen, torch.nan)
-    found = screen(words, similarity, {"knows": known, "guesses": noise(3), "repeats the odds": odds + 0.1 * noise(4)})
+    found = screen(
+        InContext(words, similarity), {"knows": known, "guesses": noise(3), "repeats the odds": odds + 0.1 * noise(4)}
+    )
     assert list(found) == ["odds", "knows", "guesses", "repeats the odds"]
     assert found["odds"].alone.low > 0.3
     assert torch.isnan(torch.tensor(found["odds"].beyond_odds.value))
@@ -64,7 +66,7 @@ def test_too_few_candidates_do_not_count(words: WordPositions) -> None:
     few = replace(words, positions=words.positions[:1])
     similarity = torch.full((1, N + 1), torch.nan, dtype=torch.float64)
     similarity[0, 5:9] = torch.arange(4.0, dtype=torch.float64)
-    assert torch.isnan(torch.tensor(screen(few, similarity, {})["odds"].alone.value))
+    assert torch.isnan(torch.tensor(screen(InContext(few, similarity), {})["odds"].alone.value))
 
 
 def test_distances(words: WordPositions) -> None:

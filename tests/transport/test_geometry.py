@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from tests.problems import clustered_embeddings
 from wpr import TokenGeometry, token_frequencies
-from wpr.transport import geometry as geometry_module
+from wpr.transport import neighbours
 from wpr.transport.support import NO_TOKEN
 
 
@@ -45,7 +45,7 @@ def test_radius_rule_equals_nearest_k1(metric: str, vocabulary: int, size: int, 
 def test_blocks_do_not_change_radii(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(97, 8, generator=torch.Generator().manual_seed(2))
     whole = TokenGeometry.from_embeddings(weight, neighbours=9)
-    monkeypatch.setattr(geometry_module, "_BLOCK_BYTES", 97 * 4 * 5)
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 97 * 4 * 5)
     parts = TokenGeometry.from_embeddings(weight, neighbours=9)
     torch.testing.assert_close(whole.radius, parts.radius, atol=1e-6, rtol=0)
     torch.testing.assert_close(whole.nearest, parts.nearest, atol=1e-6, rtol=0)

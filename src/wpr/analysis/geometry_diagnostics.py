@@ -43,8 +43,7 @@ import torch
 from torch import Tensor
 
 from wpr.analysis.context import AnalysisContext, Found, noted
-from wpr.analysis.in_context import SentenceEncoder, similarities
-from wpr.analysis.screen import candidates, distance_scores, screen
+from wpr.analysis.screen import InContext
 from wpr.analysis.semantic_contrast import (
     SURE,
     chat_prompts,
@@ -55,7 +54,6 @@ from wpr.analysis.semantic_contrast import (
     plain_prompts,
 )
 from wpr.analysis.statistics import Estimate, quantiles
-from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.model_geometry import RegularizerFactory, parse_option
@@ -99,26 +97,6 @@ COLUMNS = [
     "tokens with a neighbour within reach", "by use", "probable moves within reach",
     "contrast", "low", "high", "beyond the odds", "beyond low", "beyond high",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class InContext:
-    """Positions of text where words are expected, and the similarity ``(P, n)`` of candidates: see `screen`."""
-
-    words: WordPositions
-    similarity: Tensor
-
-    @classmethod
-    def judged_by(cls, encoder: str, model: Any, tokenizer: Any, texts: Sequence[str], positions: int) -> InContext:
-        """By a sentence encoder's folder."""
-        judge = SentenceEncoder.from_pretrained(encoder, next(model.parameters()).device)
-        words = find_positions(model, tokenizer, texts, positions)
-        return cls(words, similarities(words, candidates(words), judge))
-
-    def beyond_odds(self, geometry: TokenGeometry) -> Estimate:
-        """What a geometry's distances know beyond the odds."""
-        score = distance_scores(self.words, geometry.embeddings, geometry.metric, geometry.power, geometry.mapped)
-        return screen(self.words, self.similarity, {"distance": score})["distance"].beyond_odds
 
 
 @dataclass(frozen=True)

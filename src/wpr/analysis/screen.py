@@ -15,17 +15,18 @@ alone, beyond the odds (the partial correlation: what the geometry adds), and to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wpr.analysis.in_context import SentenceEncoder, similarities
 from wpr.analysis.statistics import Estimate, grouped_mean, partial, spearman
-from wpr.analysis.word_positions import WordPositions, opening_of
+from wpr.analysis.word_positions import WordPositions, find_positions, opening_of
 from wpr.language_models import hidden_states, logits_of, pad
-from wpr.model_geometry import parse_option, token_embeddings
+from wpr.model_geometry import RegularizerFactory, parse_option
 from wpr.regularizers.sums import transports_of
 from wpr.transport.distances import Metric, resolve_metric
 from wpr.transport.geometry import TokenGeometry
@@ -62,18 +63,42 @@ def candidates(words: WordPositions, seed: int = 0) -> Tensor:
     return chosen | (torch.zeros_like(chosen).scatter(-1, drawn, True) & words.allowed)
 
 
-def screen(words: WordPositions, similarity: Tensor, scores: Mapping[str, Tensor]) -> dict[str, Screened]:
-    """What scores ``(P, n)`` know of the similarity ``(P, n)`` of candidates, NaN for entries that are none. The odds
-    come first.
+@dataclass(frozen=True)
+class InContext:
+    """What `screen` is made of: positions where words are expected, and the similarity ``(P, n)`` of candidates, NaN
+    for other entries.
     """
+
+    words: WordPositions
+    similarity: Tensor
+
+    @classmethod
+    def judged_by(cls, encoder: str, model: Any, tokenizer: Any, texts: Sequence[str], positions: int) -> InContext:
+        """By a sentence encoder's folder."""
+        judge = SentenceEncoder.from_pretrained(encoder, next(model.parameters()).device)
+        return cls.of(find_positions(model, tokenizer, texts, positions), judge)
+
+    @classmethod
+    def of(cls, words: WordPositions, encoder: SentenceEncoder) -> InContext:
+        """Candidates of these positions."""
+        return cls(words, similarities(words, candidates(words), encoder))
+
+    def beyond_odds(self, geometry: TokenGeometry) -> Estimate:
+        """What a geometry's distances know beyond the odds."""
+        return screen(self, {"distance": scores_of(self.words, geometry)})["distance"].beyond_odds
+
+
+def screen(judged: InContext, scores: Mapping[str, Tensor]) -> dict[str, Screened]:
+    """What scores ``(P, n)`` know of the similarity of candidates. The odds come first."""
+    words, similarity = judged.words, judged.similarity
     scores = {ODDS: words.log_reference, **scores}
     found: dict[str, list[list[float]]] = {name: [] for name in scores}
     for p in range(len(words)):
-        judged = ~similarity[p].isnan()
-        target, odds = similarity[p, judged], words.log_reference[p, judged]
+        chosen = ~similarity[p].isnan()
+        target, odds = similarity[p, chosen], words.log_reference[p, chosen]
         for name, score in scores.items():
-            here = score[p, judged]
-            enough = int(judged.sum()) >= FEWEST and not here.isnan().any()
+            here = score[p, chosen]
+            enough = int(chosen.sum()) >= FEWEST and not here.isnan().any()
             found[name].append(_correlations(here, target, odds, name) if enough else [torch.nan] * 3)
     groups = torch.tensor([position.text for position in words.positions])
     columns = {name: torch.tensor(rows, dtype=torch.float64).unbind(-1) for name, rows in found.items()}
@@ -127,14 +152,19 @@ def geometry_scores(words: WordPositions, regularizers: Mapping[str, Any]) -> di
             seen.append(geometry)
             name = geometry.metric.name + ("" if geometry.transform.is_identity else f", {geometry.transform.text}")
             name = name if name not in found else f"{name} of {label}"
-            found[name] = distance_scores(words, geometry.embeddings, geometry.metric, geometry.power, geometry.mapped)
+            found[name] = scores_of(words, geometry)
     return found
 
 
-def settings_scores(text: str, words: WordPositions, model: Any, say: Callable[[str], None]) -> Tensor:
+def scores_of(words: WordPositions, geometry: TokenGeometry) -> Tensor:
+    """`distance_scores` of a geometry."""
+    return distance_scores(words, geometry.embeddings, geometry.metric, geometry.power, geometry.mapped)
+
+
+def settings_scores(text: str, words: WordPositions, factory: RegularizerFactory) -> Tensor:
     """What a geometry of these settings knows; its vocabulary need not be measured."""
     costs = parse_option(f"semantic:{text}").costs
-    rows = token_embeddings(model, costs.embeddings, say)
+    rows = factory.embeddings(costs.embeddings, text)
     known = rows.weight if rows.mapped is None else rows.weight[rows.mapped]
     transformed = fit(costs.transform, known)(rows.weight)
     return distance_scores(words, transformed, resolve_metric(costs.metric), costs.power, rows.mapped)

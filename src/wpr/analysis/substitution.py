@@ -37,7 +37,15 @@ from wpr.analysis.context import AnalysisContext, Found, noted
 from wpr.analysis.exact_optimum import Optimum, SupportRegularizer, at_reward
 from wpr.analysis.in_context import SentenceEncoder, similarities, word_nll
 from wpr.analysis.screen import ODDS as ODDS_SCORE
-from wpr.analysis.screen import Screened, candidates, contextual_scores, geometry_scores, screen, settings_scores
+from wpr.analysis.screen import (
+    InContext,
+    Screened,
+    candidates,
+    contextual_scores,
+    geometry_scores,
+    screen,
+    settings_scores,
+)
 from wpr.analysis.statistics import Estimate, grouped_mean, series
 from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError, UnavailableError
@@ -243,12 +251,14 @@ def analyze_model(
     words = find_positions(model, tokenizer, texts, positions)
     made = {one: exactly(regularizer) for one, regularizer in factory.make_all(listed).items()}
     scores = geometry_scores(words, made)
-    scores |= {text: settings_scores(text, words, model, say) for text in geometries}
+    scores |= {text: settings_scores(text, words, factory) for text in geometries}
     if contextual:
         scores |= contextual_scores(words, candidates(words), model)
     finding, data = analyze_positions(words, made, scores, judge, name, reward, say)
     judges = {"encoder": encoder, "other": other}
-    return noted(replace(finding, settings={**finding.settings, **judges}), *factory.notes(listed)), data
+    return noted(
+        replace(finding, settings={**finding.settings, **judges}), *factory.notes([*listed, *geometries])
+    ), data
 
 
 def exactly(regularizer: Any) -> Any:
@@ -290,9 +300,8 @@ def analyze_positions(
     """The screen of scores ``(P, n)`` by name, and the comparison of regularizers, of which the first must be an
     f-divergence: it is what the others are compared with.
     """
-    judged = candidates(words)
     say(f"{len(words)} positions of {len({one.text for one in words.positions})} texts; the screen")
-    screened = screen(words, similarities(words, judged, judge.encoder), scores)
+    screened = screen(InContext.of(words, judge.encoder), scores)
     measured, left_out = measure(words, regularizers, judge, reward, say)
     base = next(iter(regularizers))
     rows = compare(words, measured, base)
