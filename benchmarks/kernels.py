@@ -55,7 +55,7 @@ def fused_log_softmax_kl(policy: Tensor, reference: Tensor, tokens: Tensor) -> T
 
 def penalties(bench: Bench) -> dict[str, Work]:
     """The two penalties through the kernels and through torch."""
-    semantic = Wasserstein(bench.geometry, "semantic", k2=bench.case.k2)
+    semantic = Wasserstein(bench.geometry, "unbalanced", k2=bench.case.k2)
     paper = Wasserstein(bench.geometry, "paper", k2=bench.case.k2, iterations=bench.case.iterations)
     both = ReverseKL() + 4 * semantic
     return {
@@ -257,7 +257,7 @@ def hidden(bench: Bench) -> list[str]:
     model.get_input_embeddings().weight.data = bench.embeddings.to(dtype) / case.hidden**0.5 * 3
     head = model.get_output_embeddings()
     tokens = torch.randint(case.vocabulary, (case.positions,), device=bench.device)
-    semantic = Wasserstein(bench.geometry, "semantic", k2=case.k2)
+    semantic = Wasserstein(bench.geometry, "unbalanced", k2=case.k2)
 
     @torch.no_grad()
     def whole() -> object:

@@ -83,7 +83,7 @@ def run(folder: str, options: argparse.Namespace) -> dict[str, dict[str, list[fl
     kinds = {
         "reverse-kl": ReverseKL(),
         "wasserstein paper": Wasserstein(geometry, "paper"),
-        "wasserstein semantic": Wasserstein(geometry, "semantic"),
+        "wasserstein semantic": Wasserstein(geometry, "unbalanced"),
     }
     turns = TakeTurns(kinds)
     args = PPOConfig(

@@ -81,7 +81,7 @@ def compare(trial: Trial, geometry: TokenGeometry) -> Table:
         "chi-squared": ChiSquared(),
         "squared Hellinger (control)": SquaredHellinger(),
         "Wasserstein, preset paper": Wasserstein(geometry, preset="paper"),
-        "Wasserstein, preset semantic": Wasserstein(geometry, preset="semantic"),
+        "Wasserstein, preset semantic": Wasserstein(geometry, preset="unbalanced"),
     }
     table = Table("regularizer", "gap to neighbour", "gap to random", "contrast", "95% interval")
     for name, regularizer in regularizers.items():
@@ -98,7 +98,7 @@ def sweep(trial: Trial, geometry: TokenGeometry, lams: Iterable[float], rhos: It
     table = Table("lam", "rho", "contrast", "95% interval", "iterations (mean, max)", "converged", "seconds")
     for lam in lams:
         for rho in rhos:
-            regularizer = Wasserstein(geometry, preset="semantic", lam=lam, rho=rho, iterations=400)
+            regularizer = Wasserstein(geometry, preset="unbalanced", lam=lam, rho=rho, iterations=400)
             start = time.perf_counter()
             out = regularizer(trial.near, trial.reference, trial.near_token).diagnostics
             seconds = time.perf_counter() - start

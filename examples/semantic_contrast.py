@@ -102,7 +102,7 @@ def main() -> None:
         "reverse KL": ReverseKL(),
         "squared Hellinger": SquaredHellinger(),
         "Wasserstein (paper)": Wasserstein(geometry, preset="paper"),
-        "Wasserstein (semantic)": Wasserstein(geometry, preset="semantic"),
+        "Wasserstein (semantic)": Wasserstein(geometry, preset="unbalanced"),
     }
 
     console.rule("2. Two policies that KL cannot tell apart")

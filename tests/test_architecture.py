@@ -99,7 +99,9 @@ def test_a_token_takes_that_way(tmp_path: Path) -> None:
         split = split_corpus(load_corpus(data), SplitSettings(sft=0.1, reward=0, ppo=0.8, held_out=0.1))
         made, _ = ppo_rows(split.ppo, Encoder(tiny.tokenizer(), data))
     parts = {"train_dataset": made}
-    trainer = tiny.trainer(tmp_path, tiny.critic(3), Wasserstein(geometry, k2=8), parts=parts, max_steps=1)
+    trainer = tiny.trainer(
+        tmp_path, tiny.critic(3), Wasserstein(geometry, "unbalanced", k2=8), parts=parts, max_steps=1
+    )
     with calls:
         trainer.train()
     assert_met(steps("The way of one token"), calls, STAGES)

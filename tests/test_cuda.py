@@ -48,7 +48,7 @@ def test_support(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("preset", ["paper", "semantic"])
+@pytest.mark.parametrize("preset", ["paper", "unbalanced"])
 def test_wasserstein(preset: str, dtype: torch.dtype, geometry: TokenGeometry) -> None:
     arguments = logits(dtype)
     cpu = Wasserstein(geometry, preset, k2=32)(*arguments)
@@ -69,7 +69,7 @@ def test_devices_that_do_not_fit(geometry: TokenGeometry) -> None:
     with pytest.raises(ValueError, match="cuda:0, cpu and cpu"):
         ReverseKL()(policy.cuda(), reference, tokens)
     with pytest.raises(ValueError, match="geometry is on cpu"):
-        Wasserstein(geometry, k2=32)(policy.cuda(), reference.cuda(), tokens.cuda())
+        Wasserstein(geometry, "unbalanced", k2=32)(policy.cuda(), reference.cuda(), tokens.cuda())
 
 
 def test_a_recipe_s_geometry_is_measured_on_the_gpu() -> None:

@@ -24,6 +24,6 @@ def test_semantic_contrast() -> None:
         value, low, high = contrast(*gaps(regularizer, trial))
         assert value == pytest.approx(1, abs=1e-3)
         assert high - low < 2e-3
-    value, _, high = contrast(*gaps(Wasserstein(geometry, "semantic"), trial))
+    value, _, high = contrast(*gaps(Wasserstein(geometry, "unbalanced"), trial))
     assert value < 0.25
     assert high < 0.25

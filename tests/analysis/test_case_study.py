@@ -56,7 +56,7 @@ def one_hot_logits(masses: dict[int, float]) -> Tensor:
 
 def test_a_study_holds_what_the_token_view_needs() -> None:
     policy, reference, tokens = logits(20)
-    regularizer = Wasserstein(geometry(), k2=20)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=20)
     found = study(policy, reference, tokens, regularizer)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert len(found) == 20
@@ -81,12 +81,14 @@ def test_candidates_are_the_likeliest_of_either_model() -> None:
     larger = torch.maximum(policy.softmax(-1), reference.softmax(-1))[0]
     order = larger.argsort(descending=True).tolist()
     rare = order[-1]
-    found = study(policy, reference, torch.tensor([rare]), Wasserstein(geometry(), k2=20))[0]["candidates"]
+    found = study(policy, reference, torch.tensor([rare]), Wasserstein(geometry(), "unbalanced", k2=20))[0][
+        "candidates"
+    ]
     assert [candidate["text"] for candidate in found] == [f"t{token}" for token in [*order[:11], rare]]
     assert found[0]["policy"] == pytest.approx(policy.softmax(-1)[0, order[0]].item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("preset", ["semantic", "paper"])
+@pytest.mark.parametrize("preset", ["unbalanced", "paper"])
 def test_nothing_moves_where_policy_and_reference_agree(preset: Any) -> None:
     """Although the entropic plan itself is spread over synonyms. Only they are joined here: between words as far apart
     as these, balanced iterations converge too slowly to show a zero.
@@ -102,7 +104,7 @@ def test_nothing_moves_where_policy_and_reference_agree(preset: Any) -> None:
         assert token["unmatched_policy"] < 1e-9
         assert token["unmatched_reference"] < 1e-9
         assert all(flow["from"] == flow["to"] and flow["cost"] == 0 for flow in token["plan"])
-        if preset == "semantic":
+        if preset == "unbalanced":
             assert token["wpr"] == pytest.approx(0, abs=1e-9)
 
 
@@ -110,7 +112,7 @@ def test_mass_goes_to_the_synonym_at_its_distance() -> None:
     """0.3 more on token 6 than the reference has, which has it on the synonym 7."""
     space = geometry()
     policy, reference = one_hot_logits({6: 0.6, 7: 0.1, 30: 0.25}), one_hot_logits({6: 0.3, 7: 0.4, 30: 0.25})
-    regularizer = Wasserstein(space, k2=20, lam=20.0, **EXACT)
+    regularizer = Wasserstein(space, "unbalanced", k2=20, lam=20.0, **EXACT)
     token = study(policy, reference, torch.tensor([6]), regularizer)[0]
     ids, distances = space.nearest_tokens(6, 2)
     (move,) = [flow for flow in token["plan"] if flow["from"] != flow["to"] and flow["mass"] > 0.01]
@@ -126,8 +128,10 @@ def test_costs_are_in_units_of_the_scale_whether_or_not_the_regularizer_uses_it(
     space = geometry()
     assert abs(space.scale - 1) > 0.3
     policy, reference = one_hot_logits({6: 0.6, 7: 0.1, 30: 0.25}), one_hot_logits({6: 0.3, 7: 0.4, 30: 0.25})
-    scaled = Wasserstein(space, k2=20, lam=20.0, rho=8.0, **EXACT)
-    plain_units = Wasserstein(space, k2=20, lam=20.0 / space.scale, rho=8.0 * space.scale, scaled=False, **EXACT)
+    scaled = Wasserstein(space, "unbalanced", k2=20, lam=20.0, rho=8.0, **EXACT)
+    plain_units = Wasserstein(
+        space, "unbalanced", k2=20, lam=20.0 / space.scale, rho=8.0 * space.scale, scaled=False, **EXACT
+    )
     one, other = (study(policy, reference, torch.tensor([6]), each)[0] for each in (scaled, plain_units))
     assert one["plan"][0] == other["plan"][0]
     for this, that in zip(one["plan"], other["plan"], strict=True):
@@ -139,7 +143,7 @@ def test_costs_are_in_units_of_the_scale_whether_or_not_the_regularizer_uses_it(
 def test_with_huge_costs_mass_is_unmatched_instead() -> None:
     """The limit is the squared Hellinger distance: sqrt(a b) is matched, a token at a time."""
     policy, reference, tokens = logits()
-    regularizer = Wasserstein(geometry(scale=1e-7), k2=60, lam=500.0, rho=1.0, **EXACT)
+    regularizer = Wasserstein(geometry(scale=1e-7), "unbalanced", k2=60, lam=500.0, rho=1.0, **EXACT)
     p, q = policy.double().softmax(-1), reference.double().softmax(-1)
     for row, token in enumerate(study(policy, reference, tokens, regularizer)):
         assert token["moved"] == 0
@@ -150,7 +154,7 @@ def test_with_huge_costs_mass_is_unmatched_instead() -> None:
 
 def test_swapping_the_models_turns_every_flow_round() -> None:
     policy, reference, tokens = logits(8)
-    regularizer = Wasserstein(geometry(), k2=30, **EXACT)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=30, **EXACT)
     there, back = study(policy, reference, tokens, regularizer), study(reference, policy, tokens, regularizer)
     for one, other in zip(there, back, strict=True):
         flows = {(flow["from"], flow["to"]): flow["mass"] for flow in one["plan"]}
@@ -172,7 +176,7 @@ def test_net_flow_keeps_both_marginals_and_swaps_nothing(n: int, seed: int) -> N
 
 def test_the_leftover_has_a_name() -> None:
     policy, reference, tokens = logits()
-    found = study(policy, reference, tokens, Wasserstein(geometry(), k2=2))
+    found = study(policy, reference, tokens, Wasserstein(geometry(), "unbalanced", k2=2))
     for token in found:
         (rest,) = [flow for flow in token["plan"] if OTHER_TOKENS in (flow["from"], flow["to"])]
         assert rest["from"] == rest["to"] == OTHER_TOKENS
@@ -181,7 +185,7 @@ def test_the_leftover_has_a_name() -> None:
 
 def test_tokens_written_alike_are_told_apart_in_a_move() -> None:
     policy, reference = one_hot_logits({6: 0.6, 7: 0.1, 30: 0.25}), one_hot_logits({6: 0.3, 7: 0.4, 30: 0.25})
-    regularizer = Wasserstein(geometry(), k2=20)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=20)
     found = case_study(policy, reference, torch.tensor([6]), lambda _: "same", ReverseKL(), regularizer)[0]
     moves = [flow for flow in found["plan"] if flow["cost"] > 0]
     assert (moves[0]["from"], moves[0]["to"]) == ("same #6", "same #7")
@@ -190,7 +194,7 @@ def test_tokens_written_alike_are_told_apart_in_a_move() -> None:
 def test_an_infinite_penalty_is_none() -> None:
     policy, reference, _ = logits(1)
     reference[0, 9] = -torch.inf
-    found = study(policy, reference, torch.tensor([9]), Wasserstein(geometry(), k2=20))[0]
+    found = study(policy, reference, torch.tensor([9]), Wasserstein(geometry(), "unbalanced", k2=20))[0]
     assert found["kl"] is None
     assert np.isfinite(found["wpr"])
     assert found["reference"] == 0
@@ -240,7 +244,7 @@ def test_a_study_of_models_is_that_of_their_logits() -> None:
     policy, reference, tokenizer = tiny.policy(0), tiny.policy(1), tiny.tokenizer()
     with torch.no_grad():
         policy.lm_head.weight.mul_(20)
-    regularizer = Wasserstein(TokenGeometry.from_model(reference, neighbours=10, progress=False), k2=10)
+    regularizer = Wasserstein(TokenGeometry.from_model(reference, neighbours=10, progress=False), "unbalanced", k2=10)
     prompt, response = [2, 5, 6], [7, 8, 9, 10, 1]
     policy.train()
     found = study_response(
@@ -270,7 +274,7 @@ def test_without_a_reference_it_is_the_policy_with_its_adapter_off() -> None:
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(0))
-    regularizer = Wasserstein(TokenGeometry.from_model(base, neighbours=10, progress=False), k2=10)
+    regularizer = Wasserstein(TokenGeometry.from_model(base, neighbours=10, progress=False), "unbalanced", k2=10)
     parts = (tiny.tokenizer(), [2, 5], [7, 8, 9], ReverseKL(), regularizer)
     found, expected = study_response(adapted, None, *parts), study_response(adapted, base, *parts)
     assert found == expected
@@ -279,14 +283,14 @@ def test_without_a_reference_it_is_the_policy_with_its_adapter_off() -> None:
 
 def test_a_response_of_no_tokens_has_an_empty_study() -> None:
     model = tiny.policy(0)
-    regularizer = Wasserstein(TokenGeometry.from_model(model, neighbours=10, progress=False), k2=10)
+    regularizer = Wasserstein(TokenGeometry.from_model(model, neighbours=10, progress=False), "unbalanced", k2=10)
     found = study_response(model, model, tiny.tokenizer(), [2, 5], [], ReverseKL(), regularizer)
     assert (found["response"], found["tokens"]) == ("", [])
 
 
 def test_refusals() -> None:
     model = tiny.policy(0)
-    regularizer = Wasserstein(TokenGeometry.from_model(model, neighbours=10, progress=False), k2=10)
+    regularizer = Wasserstein(TokenGeometry.from_model(model, neighbours=10, progress=False), "unbalanced", k2=10)
     with pytest.raises(ValueError, match="a prompt of no tokens"):
         study_response(model, model, tiny.tokenizer(), [], [5], ReverseKL(), regularizer)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no adapter to switch off; pass the reference model"):

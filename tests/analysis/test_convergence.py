@@ -26,14 +26,14 @@ def support(solver: Wasserstein) -> Support:
 
 
 def test_the_semantic_form_ends(geometry: TokenGeometry) -> None:
-    solver = Wasserstein(geometry, "semantic", k2=12)
+    solver = Wasserstein(geometry, "unbalanced", k2=12)
     curve = convergence_curve(solver, support(solver), steps=(1, 10, 60))
     assert curve.ended.all()
     assert not curve.infeasible.any()
     error = curve.penalty_error.amax(-1)
     assert error[0] > error[1] > error[2]
     assert float(error[2]) < 1e-6
-    exact = Wasserstein(geometry, "semantic", k2=12, iterations=5000, tolerance=1e-13)
+    exact = Wasserstein(geometry, "unbalanced", k2=12, iterations=5000, tolerance=1e-13)
     torch.testing.assert_close(curve.final, exact.finish([support(exact)]).penalty, rtol=0, atol=1e-9)
 
 

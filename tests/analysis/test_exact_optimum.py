@@ -52,7 +52,7 @@ def test_f_divergences_against_a_solver(name: str) -> None:
 def transport() -> SupportRegularizer:
     weight = torch.randn(V, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     geometry = TokenGeometry.from_embeddings(weight, neighbours=None, progress=False)
-    return ReverseKL() + 2 * Wasserstein(geometry, k2=V, lam=4.0, rho=2.0, tolerance=1e-9, iterations=300)
+    return ReverseKL() + 2 * Wasserstein(geometry, "unbalanced", k2=V, lam=4.0, rho=2.0, tolerance=1e-9, iterations=300)
 
 
 def test_a_sum_is_no_worse_than_any_other_policy() -> None:
@@ -93,7 +93,7 @@ def test_what_was_measured_before_does_not_matter(settings: dict[str, float]) ->
     support, _ = problem()
     weight = torch.randn(V, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     geometry = TokenGeometry.from_embeddings(weight, neighbours=None, progress=False)
-    regularizer = Wasserstein(geometry, k2=V, lam=20.0, rho=4.0, **settings)  # type: ignore[arg-type]
+    regularizer = Wasserstein(geometry, "unbalanced", k2=V, lam=20.0, rho=4.0, **settings)  # type: ignore[arg-type]
     policies = [support.log_policy, *torch.randn(3, *support.ids.shape, dtype=torch.float64).log_softmax(-1)]
     policies = [policy.masked_fill(support.log_policy == -torch.inf, -torch.inf).log_softmax(-1) for policy in policies]
     warm = measure_on(regularizer, support)

@@ -69,7 +69,7 @@ def test_the_same_setting_sees_where_costs_are_small(model: Any, reference: torc
 
 
 def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, reference: torch.Tensor) -> None:
-    solver = Wasserstein(geometry, "semantic")
+    solver = Wasserstein(geometry, "unbalanced")
     seen = diagnose(solver, reference, 32)
     assert seen.verdict == "sees meaning"
     finding = geometry_finding({"semantic": (solver, seen)}, "pico")
@@ -80,15 +80,15 @@ def test_the_semantic_setting_sees_on_a_trained_model(geometry: TokenGeometry, r
 
 def test_moves_beyond_the_nearest_cannot_be_made(model: Any, reference: torch.Tensor) -> None:
     few = TokenGeometry.from_model(model, neighbours=4, progress=False)
-    seen = diagnose(Wasserstein(few, "semantic"), reference, 8)
+    seen = diagnose(Wasserstein(few, "unbalanced"), reference, 8)
     everything = TokenGeometry.from_model(model, neighbours=None, progress=False)
-    assert diagnose(Wasserstein(everything, "semantic"), reference, 8).cut_share == 0
+    assert diagnose(Wasserstein(everything, "unbalanced"), reference, 8).cut_share == 0
     assert seen.cut_share > 0.5
     assert seen.move_share <= 1 - seen.cut_share + 1e-9
     ids = reference.topk(2).indices[0]
     connected = bool(few.cost(ids.unsqueeze(0), scaled=False)[0, 0, 1].isfinite())
     assert bool(seen.moves[0].isfinite()) == connected, "as the regularizer's own costs have it"
-    text = " ".join(geometry_finding({"few": (Wasserstein(few, "semantic"), seen)}, "pico").text)
+    text = " ".join(geometry_finding({"few": (Wasserstein(few, "unbalanced"), seen)}, "pico").text)
     assert "not among each other's 4 nearest" in text
 
 
@@ -96,7 +96,7 @@ def test_reach(geometry: TokenGeometry) -> None:
     assert reach_of(Wasserstein(geometry, "paper")) == pytest.approx(-math.log(1e-16))
     assert reach_of(Wasserstein(geometry, "paper", iterations=5)) == 20
     assert reach_of(Wasserstein(geometry, "paper", floor=0.0)) == 40
-    assert reach_of(Wasserstein(geometry, "semantic", lam=10.0, rho=4.0)) == 80
+    assert reach_of(Wasserstein(geometry, "unbalanced", lam=10.0, rho=4.0)) == 80
 
 
 def test_costs_of_pairs(geometry: TokenGeometry) -> None:
@@ -133,7 +133,7 @@ def test_what_decides_the_verdict(contrast: float | None, moves: float, verdict:
 
 def test_a_model_that_is_sure_of_nothing(geometry: TokenGeometry) -> None:
     flat = torch.full((4, geometry.vocabulary), -math.log(geometry.vocabulary))
-    solver = Wasserstein(geometry, "semantic")
+    solver = Wasserstein(geometry, "unbalanced")
     found = diagnose(solver, flat)
     assert found.contrast is None
     text = " ".join(geometry_finding({"semantic": (solver, found)}, "pico").text)

@@ -90,7 +90,11 @@ def test_tokens_without_a_row_are_farthest(words: WordPositions) -> None:
 def test_each_geometry_once_under_a_name_of_its_own(words: WordPositions) -> None:
     weights = [torch.randn(N, 5, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)]
     one, other = (TokenGeometry.from_embeddings(weight, neighbours=8, progress=False) for weight in weights)
-    made = {"a": Wasserstein(one, k2=8), "b": ReverseKL() + 2 * Wasserstein(one, k2=8), "c": Wasserstein(other, k2=8)}
+    made = {
+        "a": Wasserstein(one, "unbalanced", k2=8),
+        "b": ReverseKL() + 2 * Wasserstein(one, "unbalanced", k2=8),
+        "c": Wasserstein(other, "unbalanced", k2=8),
+    }
     found = geometry_scores(words, made)
     assert list(found) == ["euclidean", "euclidean of c"]
     torch.testing.assert_close(found["euclidean of c"], distance_scores(words, weights[1], one.metric))

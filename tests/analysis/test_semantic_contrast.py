@@ -119,7 +119,7 @@ def test_blind_leashes_have_contrast_one(trial: Trial, geometry: TokenGeometry) 
 
 
 def test_the_semantic_leash_sees_meaning(trial: Trial, geometry: TokenGeometry) -> None:
-    value, low, high = contrast(*gaps(Wasserstein(geometry, "semantic"), trial))
+    value, low, high = contrast(*gaps(Wasserstein(geometry, "unbalanced"), trial))
     assert low < value < high < 0.5
     assert value < 0.4
 

@@ -52,7 +52,7 @@ def judge(model: Any) -> Judge:
 
 @pytest.fixture(scope="module")
 def measured(words: WordPositions, geometry: TokenGeometry, judge: Judge) -> dict[str, Any]:
-    transport = exactly(Wasserstein(geometry, **SETTINGS))
+    transport = exactly(Wasserstein(geometry, "unbalanced", **SETTINGS))
     regularizers = {
         "reverse-kl": ReverseKL(),
         "squared-hellinger": SquaredHellinger(),
@@ -77,7 +77,7 @@ def test_f_divergences_keep_the_odds(words: WordPositions, measured: dict[str, A
 def test_transport_prefers_what_is_near(
     words: WordPositions, geometry: TokenGeometry, measured: dict[str, Any]
 ) -> None:
-    nearness = next(iter(geometry_scores(words, {"one": Wasserstein(geometry, **SETTINGS)}).values()))
+    nearness = next(iter(geometry_scores(words, {"one": Wasserstein(geometry, "unbalanced", **SETTINGS)}).values()))
     near = (measured["sum"].choice * nearness).sum(-1)
     assert (near > (measured["reverse-kl"].choice * nearness).sum(-1)).double().mean() > 0.7
 
@@ -146,7 +146,7 @@ def test_what_has_no_optimum_there_and_no_interval(model: Any) -> None:
 
 
 def test_solvers_are_made_exact_and_nothing_else_changes(geometry: TokenGeometry) -> None:
-    coarse = Wasserstein(geometry, **SETTINGS)
+    coarse = Wasserstein(geometry, "unbalanced", **SETTINGS)
     fine = exactly(ReverseKL() + 2 * coarse).parts[1][1]
     assert fine.settings == replace(coarse.settings, tolerance=1e-10, iterations=1000)
     paper = Wasserstein(geometry, "paper", k2=K)

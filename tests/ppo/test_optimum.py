@@ -105,7 +105,7 @@ def test_semantic_ends_at_its_optimum(tmp_path: Path) -> None:
         return value - own_value / 2
 
     optimum = solve(divergence, rewards, BETA, reference)
-    regularizer = Wasserstein(geometry, "semantic", k2=tiny.TOKENS, lam=lam, rho=rho)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=tiny.TOKENS, lam=lam, rho=rho)
     reached = train_bandit(tmp_path, bandit_policy(reference, EMBEDDINGS), rewards, regularizer)
     assert distance(optimum, reference) > 0.3
     assert distance(reached, optimum) < 0.05
@@ -125,7 +125,7 @@ def test_near_and_far_targets(name: str, tmp_path: Path) -> None:
     rewards = np.zeros(tiny.TOKENS)
     rewards[[NEAR, FAR]] = 1
     geometry = TokenGeometry.from_embeddings(embeddings, neighbours=16)
-    regularizer = Wasserstein(geometry, k2=tiny.TOKENS) if name == "semantic" else make_regularizer(name)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=tiny.TOKENS) if name == "semantic" else make_regularizer(name)
     reached = train_bandit(tmp_path, bandit_policy(reference, embeddings), rewards, regularizer, beta=0.3)
     assert reached[NEAR] + reached[FAR] > 0.4  # both runs do go for the reward
     if name == "semantic":

@@ -16,7 +16,7 @@ from wpr.ppo import PPOTrainer
 def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) -> None:
     policy = tiny.policy()
     geometry = TokenGeometry.from_model(policy, neighbours=8)
-    trainer = tiny.trainer(tmp_path, regularizer=Wasserstein(geometry, k2=16), build=lambda: policy)
+    trainer = tiny.trainer(tmp_path, regularizer=Wasserstein(geometry, "unbalanced", k2=16), build=lambda: policy)
     assert trainer.reference is not policy
     weight = trainer.reference.get_input_embeddings().weight
     assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
@@ -26,7 +26,7 @@ def test_so_it_does_with_output_embeddings(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path, regularizer="semantic:neighbours=8,k2=16,embeddings=output")
     weight = trainer.reference.get_output_embeddings().weight
     assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
-    made = Wasserstein(TokenGeometry.from_embeddings(weight.detach().clone(), neighbours=8), k2=16)
+    made = Wasserstein(TokenGeometry.from_embeddings(weight.detach().clone(), neighbours=8), "unbalanced", k2=16)
     again = tiny.trainer(tmp_path, regularizer=made)
     weight = again.reference.get_output_embeddings().weight
     assert again.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_named(parts: dict, changes: dict, named: str, tmp_
     parts = dict(parts)
     regularizer: Any = parts.pop("regularizer", "reverse-kl")
     if regularizer == "geometry":
-        regularizer = Wasserstein(TokenGeometry.from_embeddings(torch.randn(50, 4), neighbours=8), k2=16)
+        regularizer = Wasserstein(TokenGeometry.from_embeddings(torch.randn(50, 4), neighbours=8), "unbalanced", k2=16)
     if parts.get("reference") == "other":
         parts["reference"] = tiny.policy(vocab_size=50)
     if parts.get("critic") == "small":

@@ -52,7 +52,7 @@ def test_the_same_as_from_logits(kind: str, memory_mb: float, name: str) -> None
     mask = torch.ones_like(ids)
     tokens = ids[:, 1:].flatten()
     geometry = TokenGeometry.from_embeddings(reference.get_input_embeddings().weight.detach(), neighbours=20)
-    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry, k2=10)
+    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry, "unbalanced", k2=10)
     with torch.no_grad():
         states = [hidden_states(each, ids, mask)[:, :-1].flatten(0, 1) for each in (policy, reference)]
         logits = [each(input_ids=ids).logits[:, :-1].flatten(0, 1) for each in (policy, reference)]
@@ -114,7 +114,7 @@ def test_slices_are_the_whole(kind: str) -> None:
     policy, reference, tokens = logits()
     weight = torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
     geometry = TokenGeometry.from_embeddings(weight, neighbours=5)
-    regularizer = ReverseKL() if kind == "reverse-kl" else Wasserstein(geometry, k2=9)
+    regularizer = ReverseKL() if kind == "reverse-kl" else Wasserstein(geometry, "unbalanced", k2=9)
     found = []
     for parts in ((slice(0, 7),), (slice(0, 3), slice(3, 3), slice(3, 7))):
         scorer = PositionScorer(regularizer, eval_regularizers={"other": ReverseKL()})
@@ -191,7 +191,7 @@ def losses(
 def test_the_loss_and_its_gradients_are_those_of_whole_logits(kind: str, name: str, dtype: torch.dtype) -> None:
     policy, reference = model(kind, 0).to(dtype), model(kind, 1).to(dtype)
     geometry = TokenGeometry.from_embeddings(reference.get_input_embeddings().weight.detach().float(), neighbours=20)
-    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry, k2=10)
+    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry, "unbalanced", k2=10)
     generator = torch.Generator().manual_seed(3)
     states = [0.3 * torch.randn(11, 32, generator=generator, dtype=dtype) for _ in range(2)]
     tolerance = {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-5}

@@ -23,8 +23,8 @@ GEOMETRY = TokenGeometry.from_embeddings(clustered_embeddings(words=15), neighbo
 ALL: dict[str, Callable[[], Regularizer]] = {
     **{name: (lambda name=name: make_regularizer(name)) for name in REGULARIZERS if name != "wasserstein"},
     "paper": lambda: Wasserstein(GEOMETRY, "paper", k2=8),
-    "semantic": lambda: Wasserstein(GEOMETRY, "semantic", k2=8),
-    "sum": lambda: ReverseKL() + 4 * Wasserstein(GEOMETRY, "semantic", k2=8),
+    "semantic": lambda: Wasserstein(GEOMETRY, "unbalanced", k2=8),
+    "sum": lambda: ReverseKL() + 4 * Wasserstein(GEOMETRY, "unbalanced", k2=8),
 }
 each = pytest.mark.parametrize("name", ALL)
 
@@ -173,7 +173,7 @@ def test_vocabulary_of_which_three_quarters_were_never_trained() -> None:
     assert geometry.alive.sum() == V
     generator = torch.Generator().manual_seed(2)
     policy, reference = torch.randn(2, 6, 180, generator=generator)
-    out = Wasserstein(geometry, k2=60)(policy, reference, torch.arange(6) * 30)
+    out = Wasserstein(geometry, "unbalanced", k2=60)(policy, reference, torch.arange(6) * 30)
     assert out.penalty.isfinite().all()
     assert out.diagnostics["converged"].all()
 
@@ -229,7 +229,7 @@ def test_geometries_of_all_kinds_give_finite_penalties(vocabulary: int, size: in
         assert "degenerate" in str(error)  # noqa: PT017
         return
     policy, reference = 3 * torch.randn(2, 4, vocabulary, generator=generator)
-    regularizer = Wasserstein(geometry, k2=max(1, vocabulary // 3))
+    regularizer = Wasserstein(geometry, "unbalanced", k2=max(1, vocabulary // 3))
     tokens = policy.argmax(-1)
     out = regularizer(policy, reference, tokens)
     assert out.penalty.isfinite().all()
@@ -247,7 +247,7 @@ def test_a_kernel_cut_among_near_duplicates_can_make_the_divergence_negative() -
     weight[10:] *= 1e-4
     policy, reference = 3 * torch.randn(2, 4, 43, generator=generator)
     divergence = {
-        neighbours: Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=neighbours), k2=14)(
+        neighbours: Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=neighbours), "unbalanced", k2=14)(
             policy, reference, policy.argmax(-1)
         ).divergence[0]
         for neighbours in (8, 42)

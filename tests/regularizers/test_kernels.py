@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.problems import clustered_embeddings
 from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
 from wpr.regularizers.registry import REGULARIZERS
+from wpr.regularizers.wasserstein_settings import TRANSFORMS
 from wpr.transport import kernels
 
 pytestmark = pytest.mark.needs("triton")
@@ -31,9 +32,9 @@ def logits(positions: int, vocabulary: int, dtype: torch.dtype = torch.bfloat16)
     return policy.to(dtype).to(DEVICE), reference.to(dtype).to(DEVICE), tokens.to(DEVICE)
 
 
-def geometry(dtype: torch.dtype = torch.bfloat16, metric: Any = "euclidean") -> TokenGeometry:
+def geometry(dtype: torch.dtype = torch.bfloat16, metric: Any = "euclidean", **options: Any) -> TokenGeometry:
     weight = clustered_embeddings(words=100, size=33).to(dtype).to(DEVICE)
-    return TokenGeometry.from_embeddings(weight, metric, neighbours=20, progress=False)
+    return TokenGeometry.from_embeddings(weight, metric, neighbours=20, progress=False, **options)
 
 
 def compare(ours: Any, exact: Any) -> None:
@@ -54,24 +55,26 @@ def compare(ours: Any, exact: Any) -> None:
     ("preset", "settings"),
     [
         ("semantic", {}),
+        ("unbalanced", {}),
         ("paper", {}),
         ("paper", {"lam": 5.0, "scaled": True}),
-        ("semantic", {"debias": False, "gauge": "raw"}),
-        ("semantic", {"marginals": "balanced", "iterations": 12, "tolerance": 0.0}),
+        ("unbalanced", {"debias": False, "gauge": "raw"}),
+        ("unbalanced", {"marginals": "balanced", "iterations": 12, "tolerance": 0.0}),
     ],
 )
 def test_wasserstein(preset: Any, settings: dict[str, Any], by_kernels: None) -> None:
     arguments = logits(2, 300)
-    regularizer = Wasserstein(geometry(), preset, k2=9, **settings)
-    exact = Wasserstein(geometry(), preset, k2=9, method="log", **settings)
+    made = geometry(transform=TRANSFORMS[preset])
+    regularizer = Wasserstein(made, preset, k2=9, **settings)
+    exact = Wasserstein(made, preset, k2=9, method="log", **settings)
     compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
 
 
 def test_a_support_of_258_entries(by_kernels: None) -> None:
     arguments = logits(1, 300)
     compare(
-        Wasserstein(geometry(), k2=128)(*arguments),
-        Wasserstein(geometry(), k2=128, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
+        Wasserstein(geometry(), "unbalanced", k2=128)(*arguments),
+        Wasserstein(geometry(), "unbalanced", k2=128, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
     )
 
 
@@ -79,8 +82,8 @@ def test_a_support_of_258_entries(by_kernels: None) -> None:
 def test_other_metrics(metric: Any, by_kernels: None) -> None:
     """A user's metric has no kernel; the torch functions take over."""
     arguments = logits(2, 300, torch.float32)
-    regularizer = Wasserstein(geometry(torch.float32, metric), k2=6)
-    exact = Wasserstein(geometry(torch.float64, metric), k2=6)
+    regularizer = Wasserstein(geometry(torch.float32, metric), "unbalanced", k2=6)
+    exact = Wasserstein(geometry(torch.float64, metric), "unbalanced", k2=6)
     compare(regularizer(*arguments), exact(*(x.double() for x in arguments[:2]), arguments[2]))
 
 
@@ -90,7 +93,9 @@ def test_a_k2_beyond_the_kernels(by_kernels: None) -> None:
     weight = torch.randn(vocabulary, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     wide = TokenGeometry.from_embeddings(weight, neighbours=3, progress=False)
     arguments = logits(1, vocabulary)
-    ours, exact = (Wasserstein(wide, k2=1025, iterations=2, method=x)(*arguments) for x in ("auto", "absorbed"))
+    ours, exact = (
+        Wasserstein(wide, "unbalanced", k2=1025, iterations=2, method=x)(*arguments) for x in ("auto", "absorbed")
+    )
     assert torch.equal(ours.penalty, exact.penalty)
 
 
@@ -104,11 +109,11 @@ def test_adversarial_rows(by_kernels: None) -> None:
     reference[3, 10:] = -torch.inf
     reference[4] = policy[4]
     policy[5, 3], tokens[5] = 80, 3
-    for preset in ("semantic", "paper"):
+    for preset in ("unbalanced", "paper"):
         ours = Wasserstein(geometry(), preset, k2=7)(policy, reference, tokens)
         exact = Wasserstein(geometry(), preset, k2=7, method="log")(policy.double(), reference.double(), tokens)
         compare(ours, exact)
-        if preset == "semantic":
+        if preset == "unbalanced":
             assert ours.penalty[4].abs() < 1e-4
 
 
@@ -118,11 +123,11 @@ def test_a_sum(other: str, by_kernels: None) -> None:
     policy, reference, tokens = logits(3, 300)
     policy[1, 100:], reference[1, 90:], tokens[1] = -torch.inf, -torch.inf, 3
     reference[2] = policy[2]
-    transport = Wasserstein(geometry(), k2=9)
+    transport = Wasserstein(geometry(), "unbalanced", k2=9)
     ours = (make_regularizer(other) + 4 * transport)(policy, reference, tokens.int())
-    exact = make_regularizer(other) + 4 * Wasserstein(geometry(), k2=9, method="log")
+    exact = make_regularizer(other) + 4 * Wasserstein(geometry(), "unbalanced", k2=9, method="log")
     expected = exact(policy.double(), reference.double(), tokens)
-    assert torch.equal(ours.diagnostics["semantic.divergence"], transport(policy, reference, tokens).divergence)
+    assert torch.equal(ours.diagnostics["unbalanced.divergence"], transport(policy, reference, tokens).divergence)
     for name in ("penalty", "divergence"):
         mine, theirs = getattr(ours, name).double(), getattr(expected, name)
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -136,7 +141,7 @@ def test_a_sum_with_reverse_kl_reads_the_logits_once(by_kernels: None, monkeypat
     monkeypatch.setattr(support, "block_statistics", lambda *x, **y: reads.append("support") or original(*x, **y))
     monkeypatch.setattr(divergence, "block_statistics", lambda *x, **y: reads.append("divergence") or original(*x, **y))
     monkeypatch.setattr(divergence, "divergence_sums", lambda *x, **y: reads.append("sums"))
-    (ReverseKL() + 4 * Wasserstein(geometry(), k2=9))(*logits(1, 300))
+    (ReverseKL() + 4 * Wasserstein(geometry(), "unbalanced", k2=9))(*logits(1, 300))
     assert reads == ["support"]
 
 
@@ -148,14 +153,14 @@ def test_transforms(transform: str, by_kernels: None) -> None:
     weight = clustered_embeddings(words=100, size=33).to(torch.bfloat16).to(DEVICE)
     made = TokenGeometry.from_embeddings(weight, neighbours=20, progress=False, transform=transform)
     compare(
-        Wasserstein(made, k2=9)(*arguments),
-        Wasserstein(made, k2=9, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
+        Wasserstein(made, "unbalanced", k2=9)(*arguments),
+        Wasserstein(made, "unbalanced", k2=9, method="log")(*(x.double() for x in arguments[:2]), arguments[2]),
     )
 
 
 def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = logits(2, 300)
-    regularizer = Wasserstein(geometry(), k2=6)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=6)
     whole = regularizer(*arguments).penalty
     monkeypatch.setattr("wpr.regularizers.wasserstein.KERNEL_COST_BYTES", 1)
     assert torch.equal(regularizer(*arguments).penalty, whole)
@@ -165,7 +170,7 @@ def test_slices_of_positions_give_the_same(by_kernels: None, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["wasserstein", "reverse-kl"])
 def test_another_device_than_the_current_one(name: str) -> None:
     """Triton launches on the current device, where the other's memory cannot be reached."""
-    make = {"wasserstein": lambda g: Wasserstein(g, k2=6), "reverse-kl": lambda g: ReverseKL()}[name]
+    make = {"wasserstein": lambda g: Wasserstein(g, "unbalanced", k2=6), "reverse-kl": lambda g: ReverseKL()}[name]
     here, there = geometry(), geometry().to("cuda:1")
     arguments = logits(2, 300)
     ours = make(there)(*(x.to("cuda:1") for x in arguments))
@@ -174,7 +179,7 @@ def test_another_device_than_the_current_one(name: str) -> None:
 
 def test_every_second_position(by_kernels: None) -> None:
     """Its masses and ids lie farther apart in memory than they are long."""
-    regularizer = Wasserstein(geometry(), k2=6)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=6)
     support = regularizer.reduce(*logits(3, 300))
     whole, some = regularizer.finish([support]), regularizer.finish([support[::2]])
     assert torch.equal(some.penalty, whole.penalty[::2])
@@ -183,7 +188,7 @@ def test_every_second_position(by_kernels: None) -> None:
 
 def test_impossible_tokens_and_bad_rows_are_refused(by_kernels: None) -> None:
     policy, reference, tokens = logits(3, 300)
-    regularizer = Wasserstein(geometry(), k2=6)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=6)
     policy[1, 7], tokens[1] = -torch.inf, 7
     with pytest.raises(ValueError, match="token 7 at position 1 has probability 0"):
         regularizer(policy, reference, tokens)
@@ -227,7 +232,7 @@ def test_a_divergence_without_a_kernel_uses_torch(by_kernels: None, monkeypatch:
 def test_logits_column_by_column(name: str) -> None:
     """What torch takes, the kernels take too, at the price of a copy."""
     policy, reference, tokens = logits(2, 300)
-    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry(), k2=10)
+    regularizer = ReverseKL() if name == "reverse-kl" else Wasserstein(geometry(), "unbalanced", k2=10)
     whole = regularizer(policy, reference, tokens)
     turned = regularizer(policy.mT.contiguous().mT, reference, tokens)
     assert torch.equal(turned.penalty, whole.penalty)

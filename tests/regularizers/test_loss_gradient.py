@@ -23,15 +23,17 @@ from wpr.transport.support import log_masses
 
 V = 30
 GEOMETRY = TokenGeometry.from_embeddings(clustered_embeddings(words=V // 3), neighbours=8)
+CENTRED = TokenGeometry.from_embeddings(clustered_embeddings(words=V // 3), neighbours=8, transform="centre/unit")
 EXACT = {"tolerance": 0.0, "iterations": 150}
 MAKE: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: make_regularizer(name) for name in REGULARIZERS if name != "wasserstein"},
     **{f"{name}, paper": lambda name=name: make_regularizer(name, estimator="paper")
        for name in REGULARIZERS if name != "wasserstein"},
-    "semantic": lambda: Wasserstein(GEOMETRY, "semantic", k2=V, **EXACT),
-    "semantic, k2=10": lambda: Wasserstein(GEOMETRY, "semantic", k2=10, **EXACT),
+    "unbalanced": lambda: Wasserstein(GEOMETRY, "unbalanced", k2=V, **EXACT),
+    "unbalanced, k2=10": lambda: Wasserstein(GEOMETRY, "unbalanced", k2=10, **EXACT),
+    "semantic": lambda: Wasserstein(CENTRED, "semantic", k2=10, **EXACT),
     "paper": lambda: Wasserstein(GEOMETRY, "paper", k2=10, scaled=True),
-    "sum": lambda: ForwardKL() + 4 * Wasserstein(GEOMETRY, "semantic", k2=10, **EXACT),
+    "sum": lambda: ForwardKL() + 4 * Wasserstein(CENTRED, "semantic", k2=10, **EXACT),
 }  # fmt: skip
 SHARP = {"reverse-kl", "chi-squared"}  # infinite where the policy emits what the reference cannot
 KINDS = ("plain", "sharp", "identical", "few tokens left", "one token left", "one-hot", "masks differ")

@@ -157,7 +157,7 @@ def geometry() -> TokenGeometry:
 
 
 WASSERSTEIN: dict[str, dict[str, Any]] = {
-    "semantic": {"lam": 5.0, "rho": 2.0, "debias": True},
+    "debiased": {"lam": 5.0, "rho": 2.0, "debias": True},
     "unbalanced": {"lam": 5.0, "rho": 2.0, "debias": False},
 }
 
@@ -179,7 +179,7 @@ def test_unbalanced_forms_reach_the_optimum(form: str, geometry: TokenGeometry) 
             value -= own_value / 2
         return value
 
-    regularizer = Wasserstein(geometry, "semantic", k2=TOKENS, tolerance=1e-7, iterations=500, **settings)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=TOKENS, tolerance=1e-7, iterations=500, **settings)
     reached = ascend(penalties_by_support(regularizer, reference), rewards, reference, beta, lambda _: 0.2, 1000)
     optimum = solve(divergence, rewards, beta, reference)
     assert distance(optimum, reference) > 0.1

@@ -19,7 +19,7 @@ from wpr.model_loading import load_causal
 from wpr.regularizers import Sum, Wasserstein
 from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.spec import RegularizerSpec
-from wpr.regularizers.wasserstein_settings import PRESETS
+from wpr.regularizers.wasserstein_settings import PRESETS, TRANSFORMS
 from wpr.transport.geometry import TokenGeometry, input_embeddings
 
 from_settings = RegularizerSpec.from_settings
@@ -43,6 +43,8 @@ TOKENS = torch.arange(6)
 def test_a_preset_is_written_out(preset: Any) -> None:
     found = from_settings(preset=preset).resolved()
     geometry = {"metric": "euclidean", "neighbours": 512, "scale": "median-nn", "embeddings": None}
+    if TRANSFORMS[preset] != "none":
+        geometry["transform"] = TRANSFORMS[preset]
     assert found == {"name": "wasserstein", "preset": preset, **geometry, **vars(PRESETS[preset])}
 
 
@@ -138,10 +140,16 @@ def test_options_reach_f_divergences() -> None:
 @pytest.mark.parametrize(
     ("settings", "geometry", "options"),
     [
-        ({"neighbours": 8}, {"neighbours": 8}, {}),
+        ({"neighbours": 8}, {"neighbours": 8, "transform": "centre/unit"}, {}),
+        ({"neighbours": 8, "transform": "unit"}, {"neighbours": 8, "transform": "unit"}, {}),
+        ({"neighbours": 8, "preset": "unbalanced"}, {"neighbours": 8}, {"preset": "unbalanced"}),
         ({"neighbours": 8, "preset": "paper", "lam": 2.0}, {"neighbours": 8}, {"preset": "paper", "lam": 2.0}),
-        ({"neighbours": 8, "power": 2.0}, {"neighbours": 8, "power": 2.0}, {}),
-        ({"neighbours": 8, "scale": 0.5, "rho": 1.0}, {"neighbours": 8, "scale": 0.5}, {"rho": 1.0}),
+        ({"neighbours": 8, "power": 2.0}, {"neighbours": 8, "power": 2.0, "transform": "centre/unit"}, {}),
+        (
+            {"neighbours": 8, "preset": "unbalanced", "scale": 0.5, "rho": 1.0},
+            {"neighbours": 8, "scale": 0.5},
+            {"preset": "unbalanced", "rho": 1.0},
+        ),
         (
             {"neighbours": "all", "scale": "none", "metric": "cosine", "preset": "paper"},
             {"neighbours": None, "scale": None, "metric": "cosine"},
@@ -165,7 +173,7 @@ def test_wasserstein_is_built_on_the_reference(
 def test_output_embeddings_of_the_reference(tied: bool) -> None:
     """Where they are tied it is the same matrix, and that is said."""
     reference, said = tiny.policy(tie_word_embeddings=tied), []
-    spec = from_settings(neighbours=8, k2=4, embeddings="output")
+    spec = from_settings("unbalanced", neighbours=8, k2=4, embeddings="output")
     built = regularizer_on(reference, spec, say=said.append)
     assert built.geometry.embeddings.data_ptr() == reference.lm_head.weight.data_ptr()
     assert said == (["embeddings=output are the input embeddings: the model ties them."] if tied else [])
@@ -193,11 +201,11 @@ def test_costs_of_another_model(tmp_path: Path, rows: int) -> None:
     """Of the same tokenizer, from another file; its matrix may be padded further."""
     other = saved(tmp_path / "other", seed=5, vocab_size=rows)
     reference = load_causal(ModelSettings(saved(tmp_path / "own")))
-    settings = from_settings(neighbours=8, k2=4, embeddings=other)
-    own = from_settings(neighbours=8, k2=4)
+    settings = from_settings("unbalanced", neighbours=8, k2=4, embeddings=other)
+    own = from_settings("unbalanced", neighbours=8, k2=4)
     found = regularizer_on(reference, settings)(logits(0), logits(1), TOKENS).penalty
     weight = input_embeddings(load_causal(ModelSettings(other)))[: tiny.TOKENS]
-    expected = Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=8), k2=4)
+    expected = Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=8), "unbalanced", k2=4)
     assert torch.equal(found, expected(logits(0), logits(1), TOKENS).penalty)
     assert not torch.equal(found, regularizer_on(reference, own)(logits(0), logits(1), TOKENS).penalty)
 
@@ -206,7 +214,8 @@ def test_costs_of_another_vocabulary(tmp_path: Path) -> None:
     """Two tokenizers of one size are told apart by their tokens; costs follow the tokens' texts."""
     other = saved(tmp_path / "other", with_swapped_tokens("w3", "w7"), seed=5)
     reference, said = load_causal(ModelSettings(saved(tmp_path / "own"))), []
-    built = regularizer_on(reference, from_settings(neighbours=8, k2=4, embeddings=other), say=said.append)
+    spec = from_settings("unbalanced", neighbours=8, k2=4, embeddings=other)
+    built = regularizer_on(reference, spec, say=said.append)
     weight = input_embeddings(load_causal(ModelSettings(other)))
     ids = tiny.tokenizer().get_vocab()
     order = torch.arange(tiny.TOKENS)
@@ -217,7 +226,7 @@ def test_costs_of_another_vocabulary(tmp_path: Path) -> None:
         f"embeddings={other} has another tokenizer; tokens are mapped by their texts. 3 of 40 tokens (7.5%) cannot be "
         "mapped and have no neighbours: 3 are no text by themselves, of 0 its tokenizer knows no piece."
     ]
-    for preset in ("semantic", "paper"):
+    for preset in ("unbalanced", "paper"):
         made = Wasserstein(built.geometry, preset, k2=tiny.TOKENS)
         assert made(logits(0), logits(1), torch.arange(6)).penalty.isfinite().all()
 
@@ -309,7 +318,10 @@ def test_texts_are_settings(text: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("semanti", "there is no regularizer 'semanti'; did you mean 'semantic'\\? use one of paper, semantic, "),
+        (
+            "semanti",
+            "there is no regularizer 'semanti'; did you mean 'semantic'\\? use one of paper, unbalanced, semantic, ",
+        ),
         (
             "semantic:lamb=3",
             "'lamb=3' of .* is no setting of a regularizer; write key=value with one of preset, metric",
@@ -350,7 +362,7 @@ def test_a_sum_can_be_written_and_read() -> None:
 
 def test_a_sum_is_built_on_one_geometry() -> None:
     weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
-    built = RegularizerSpec.parse("2*reverse-kl + 4*semantic + paper").build(weight)
+    built = RegularizerSpec.parse("2*reverse-kl + 4*unbalanced + paper").build(weight)
     assert isinstance(built, Sum)
     assert [part_weight for part_weight, _ in built.parts] == [2.0, 4.0, 1.0]
     assert built.geometry is not None
@@ -368,7 +380,7 @@ def test_a_sum_on_a_small_vocabulary() -> None:
 
 
 def test_runs_from_before_transforms_and_powers_stay_the_same() -> None:
-    assert not {"transform", "power"} & set(RegularizerSpec.parse("semantic:power=1").resolved())
+    assert not {"transform", "power"} & set(RegularizerSpec.parse("unbalanced:power=1").resolved())
     assert RegularizerSpec.parse("semantic:transform=unit").resolved()["transform"] == "unit"
 
 
@@ -376,10 +388,13 @@ def test_runs_from_before_transforms_and_powers_stay_the_same() -> None:
     ("text", "message"),
     [
         ("reverse-kl + 0*semantic", "weight=0.0 of semantic must be a finite positive number"),
-        ("semantic + paper:neighbours=4", "parts of a sum have neighbours=512 and neighbours=4; they are measured on"),
-        ("semantic + paper:k2=4", "parts of a sum have k2=128 and k2=4"),
-        ("semantic:power=2 + paper", "parts of a sum have power=2.0 and power=1.0"),
-        ("semantic:transform=unit + paper", "parts of a sum have transform=unit and transform=none"),
+        (
+            "unbalanced + paper:neighbours=4",
+            "parts of a sum have neighbours=512 and neighbours=4; they are measured on",
+        ),
+        ("unbalanced + paper:k2=4", "parts of a sum have k2=128 and k2=4"),
+        ("unbalanced:power=2 + paper", "parts of a sum have power=2.0 and power=1.0"),
+        ("semantic + paper", "parts of a sum have transform=centre/unit and transform=none"),
         ("reverse-kl + nothing", "there is no regularizer 'nothing'"),
         ("reverse-kl +", "there is no regularizer 'reverse-kl \\+'"),
         ("semantic:transform=units", "transform='units' has the step 'units'"),
@@ -411,7 +426,7 @@ def test_what_is_given_makes_the_same(text: str) -> None:
 
 def test_geometries_are_measured_once() -> None:
     weight, cache = input_embeddings(tiny.policy()), {}
-    first, second = (RegularizerSpec.parse(text).build(weight, cache) for text in ("semantic:k2=4", "paper:k2=4"))
+    first, second = (RegularizerSpec.parse(text).build(weight, cache) for text in ("unbalanced:k2=4", "paper:k2=4"))
     assert first.geometry is second.geometry
     assert len(cache) == 1
     assert RegularizerSpec.parse("paper:k2=4,metric=cosine").build(weight, cache).geometry is not first.geometry

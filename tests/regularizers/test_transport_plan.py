@@ -33,7 +33,9 @@ def test_unbalanced_plan_is_that_of_the_oracle(debias: bool) -> None:
     """Its marginals too: the masses times exp(-potential / rho)."""
     geometry, policy, reference = toy()
     lam, rho = 5.0, 2.0
-    found = plan_of(Wasserstein(geometry, k2=24, lam=lam, rho=rho, debias=debias, **EXACT), policy, reference)
+    found = plan_of(
+        Wasserstein(geometry, "unbalanced", k2=24, lam=lam, rho=rho, debias=debias, **EXACT), policy, reference
+    )
     cost = geometry.cost(torch.arange(24).unsqueeze(0))[0].numpy()
     for row in range(len(policy)):
         a, b = policy[row].softmax(-1).numpy(), reference[row].softmax(-1).numpy()
@@ -49,7 +51,7 @@ def test_unbalanced_plan_is_that_of_the_oracle(debias: bool) -> None:
 
 def test_debiased_penalties_are_what_the_plan_leaves_unmatched() -> None:
     geometry, policy, reference = toy()
-    regularizer = Wasserstein(geometry, k2=6, lam=5.0, rho=2.0, gauge="raw", **EXACT)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=6, lam=5.0, rho=2.0, gauge="raw", **EXACT)
     support = regularizer.support(policy, reference, policy.argmax(-1))
     found = regularizer.transport_plan(support)
     used = support.log_policy > -50
@@ -87,7 +89,7 @@ def test_paper_plan_is_u_k_v_of_its_last_iteration(iterations: int) -> None:
         np.testing.assert_allclose(found.plan[row, :24, :24].numpy(), u[:, None] * kernel * v, atol=1e-12)
 
 
-@pytest.mark.parametrize("preset", ["semantic", "paper"])
+@pytest.mark.parametrize("preset", ["unbalanced", "paper"])
 def test_plan_of_the_swapped_models_is_the_transpose(preset: Any) -> None:
     geometry, policy, reference = toy(neighbours=None)
     regularizer = Wasserstein(geometry, preset, scaled=True, k2=24, lam=5.0, floor=0.0, **EXACT)
@@ -97,7 +99,7 @@ def test_plan_of_the_swapped_models_is_the_transpose(preset: Any) -> None:
 
 def test_nothing_moves_where_costs_are_huge() -> None:
     geometry, policy, reference = toy(scale=1e-6)
-    found = plan_of(Wasserstein(geometry, k2=24, **EXACT), policy, reference)
+    found = plan_of(Wasserstein(geometry, "unbalanced", k2=24, **EXACT), policy, reference)
     moved = found.plan - torch.diag_embed(found.plan.diagonal(dim1=-2, dim2=-1))
     assert moved.max().item() == 0
     assert found.plan.sum((-2, -1)).min().item() > 0.3
@@ -106,7 +108,7 @@ def test_nothing_moves_where_costs_are_huge() -> None:
 def test_padding_and_leftover() -> None:
     """Padding holds no mass; the leftover goes to the leftover only."""
     geometry, policy, reference = toy()
-    regularizer = Wasserstein(geometry, k2=4)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=4)
     support = regularizer.support(policy, policy + 0.1 * reference, policy.argmax(-1))
     found = regularizer.transport_plan(support)
     padding = support.log_policy == -torch.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ppo import tiny
 from tests.problems import clustered_embeddings
 from tests.reference import newton
 from wpr import ReverseKL, SquaredHellinger, TokenGeometry, Wasserstein
 from wpr.regularizers import PRESETS, Regularizer
+from wpr.regularizers.wasserstein_settings import TRANSFORMS
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "wpr_golden.npz")
 CASES = [(lam, t) for lam in (5, 20, 100) for t in (1, 5, 10, 30, 50)]
@@ -100,7 +103,7 @@ def test_penalty_is_the_gradient_of_the_divergence(form: str, gauge: str) -> Non
     if form == "balanced":
         geometry = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=None)  # all pairs: feasible
     lam, rho = 5.0, 2.0
-    regularizer = Wasserstein(geometry, "semantic", k2=24, lam=lam, rho=rho, gauge=gauge, **FORMS[form])
+    regularizer = Wasserstein(geometry, "unbalanced", k2=24, lam=lam, rho=rho, gauge=gauge, **FORMS[form])
     penalty, divergence = all_penalties(regularizer, policy, reference)
     p, q = policy.softmax(-1)[0].numpy(), reference.softmax(-1)[0].numpy()
     cost = geometry.cost(torch.arange(24).unsqueeze(0))[0].numpy()
@@ -125,8 +128,8 @@ def test_debiased_penalty_vanishes_at_the_reference(dtype: torch.dtype, limit: f
     """With the preset's own settings, but for a float64 tolerance to match; real tokens, dummy and padding included."""
     geometry = TokenGeometry.from_embeddings(clustered_embeddings(words=60).to(dtype), neighbours=9)
     logits = 3 * torch.randn(40, 180, generator=torch.Generator().manual_seed(1), dtype=dtype)
-    tolerance = 1e-12 if dtype == torch.float64 else PRESETS["semantic"].tolerance
-    regularizer = Wasserstein(geometry, "semantic", k2=32, tolerance=tolerance, iterations=200)
+    tolerance = 1e-12 if dtype == torch.float64 else PRESETS["unbalanced"].tolerance
+    regularizer = Wasserstein(geometry, "unbalanced", k2=32, tolerance=tolerance, iterations=200)
     out = regularizer(logits, logits.clone(), logits.argmin(-1))
     assert out.penalty.abs().max().item() < limit
     assert out.divergence.abs().max().item() < limit
@@ -143,7 +146,7 @@ def test_squared_hellinger_is_the_limit_without_neighbours() -> None:
     errors = []
     for lam in (50.0, 500.0, 5000.0):
         regularizer = Wasserstein(
-            geometry, "semantic", k2=20, lam=lam, rho=rho, gauge="raw", tolerance=1e-13, iterations=20_000
+            geometry, "unbalanced", k2=20, lam=lam, rho=rho, gauge="raw", tolerance=1e-13, iterations=20_000
         )
         penalty, divergence = all_penalties(regularizer, policy, reference)
         errors.append((penalty / rho - hellinger).abs().max().item())
@@ -157,7 +160,7 @@ def test_without_neighbours_the_entropic_form_is_known_in_closed_form() -> None:
     geometry, policy, reference = toy()
     geometry = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=3, scale=1e-9)
     for lam, rho in ((1.0, 0.5), (5.0, 8.0)):
-        regularizer = Wasserstein(geometry, "semantic", k2=24, lam=lam, rho=rho, tolerance=1e-13, iterations=10_000)
+        regularizer = Wasserstein(geometry, "unbalanced", k2=24, lam=lam, rho=rho, tolerance=1e-13, iterations=10_000)
         _, divergence = all_penalties(regularizer, policy, reference)
         power = 1 / (1 + rho / (rho + 1 / lam))
         p, q = policy.softmax(-1), reference.softmax(-1)
@@ -165,7 +168,7 @@ def test_without_neighbours_the_entropic_form_is_known_in_closed_form() -> None:
         assert divergence.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("preset", ["paper", "semantic"])
+@pytest.mark.parametrize("preset", ["paper", "unbalanced"])
 def test_value_gauge_makes_the_mean_penalty_the_divergence(preset: str) -> None:
     geometry, policy, reference = toy()
     raw, value = (Wasserstein(geometry, preset, k2=24, gauge=gauge) for gauge in ("raw", "value"))
@@ -183,7 +186,7 @@ def test_loss_has_the_gradient_of_the_divergence(form: str) -> None:
     geometry, policy, reference = toy()
     if form == "balanced":
         geometry = TokenGeometry.from_embeddings(geometry.embeddings, neighbours=None)
-    regularizer = Wasserstein(geometry, "semantic", k2=24, gauge="value", **FORMS[form])
+    regularizer = Wasserstein(geometry, "unbalanced", k2=24, gauge="value", **FORMS[form])
     tokens = torch.tensor([4])
     policy.requires_grad_()
     loss = regularizer.loss(policy, reference, tokens)
@@ -200,7 +203,7 @@ def test_loss_has_the_gradient_of_the_divergence(form: str) -> None:
 def test_loss_counts_the_leftover_mass() -> None:
     """With a small support, the expectation over support and leftover: gradient checked against the definition."""
     geometry, policy, reference = toy()
-    regularizer = Wasserstein(geometry, "semantic", k2=4)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=4)
     policy.requires_grad_()
     (ours,) = torch.autograd.grad(regularizer.loss(policy, reference, torch.tensor([4])).sum(), policy)
     support = regularizer.support(policy.detach(), reference, torch.tensor([4]))
@@ -223,7 +226,12 @@ def test_semantics() -> None:
     origin, near, far = 0, 1, 30
     reference[[origin, near, far]] = torch.tensor([0.8, 0.05, 0.05])
     gaps = {}
-    for name, regularizer in (("kl", ReverseKL()), ("semantic", Wasserstein(geometry, k2=30))):
+    centred = TokenGeometry.from_embeddings(weight, neighbours=6, transform="centre/unit")
+    for name, regularizer in (
+        ("kl", ReverseKL()),
+        ("unbalanced", Wasserstein(geometry, "unbalanced", k2=30)),
+        ("semantic", Wasserstein(centred, k2=30)),
+    ):
         for target in (near, far):
             policy = reference.clone()
             policy[origin], policy[target] = 0.4, 0.45
@@ -231,6 +239,7 @@ def test_semantics() -> None:
             at_target, at_origin = regularizer(*logits, torch.tensor([target, origin])).penalty.tolist()
             gaps[name, target] = at_target - at_origin
     assert gaps["kl", near] == pytest.approx(gaps["kl", far], abs=1e-5)
+    assert gaps["unbalanced", near] < 0.25 * gaps["unbalanced", far]
     assert gaps["semantic", near] < 0.25 * gaps["semantic", far]
 
 
@@ -264,13 +273,13 @@ def test_positions_do_not_see_each_other() -> None:
 
 def test_diagnostics() -> None:
     geometry, policy, reference = toy()
-    out = Wasserstein(geometry, k2=6)(policy, reference, torch.tensor([4]))
+    out = Wasserstein(geometry, "unbalanced", k2=6)(policy, reference, torch.tensor([4]))
     assert set(out.diagnostics) >= {"iterations", "marginal_error", "converged", "support_size", "isolated_fraction"}
     assert all(value.shape == (1,) for value in out.diagnostics.values())
     assert out.diagnostics["converged"].all()
     assert out.diagnostics["marginal_error"].item() < 1e-3
     p = policy.softmax(-1)[0]
-    support = Wasserstein(geometry, k2=6).support(policy, reference, torch.tensor([4]))
+    support = Wasserstein(geometry, "unbalanced", k2=6).support(policy, reference, torch.tensor([4]))
     inside = support.ids[0][support.ids[0] >= 0]
     assert out.diagnostics["leftover_policy"].item() == pytest.approx(1 - p[inside].sum().item(), abs=1e-12)
 
@@ -278,7 +287,7 @@ def test_diagnostics() -> None:
 def test_no_positions() -> None:
     geometry, *_ = toy()
     empty = torch.zeros(0, 24, dtype=torch.float64)
-    for regularizer in (Wasserstein(geometry, k2=6), ReverseKL()):
+    for regularizer in (Wasserstein(geometry, "unbalanced", k2=6), ReverseKL()):
         out = regularizer(empty, empty, torch.zeros(0, dtype=torch.long))
         assert out.penalty.shape == out.divergence.shape == (0,)
 
@@ -286,7 +295,7 @@ def test_no_positions() -> None:
 def test_penalties_carry_no_gradient() -> None:
     geometry, policy, reference = toy()
     policy.requires_grad_()
-    for regularizer in (Wasserstein(geometry, k2=6), ReverseKL()):
+    for regularizer in (Wasserstein(geometry, "unbalanced", k2=6), ReverseKL()):
         assert not regularizer(policy, reference, torch.tensor([4])).penalty.requires_grad
 
 
@@ -310,21 +319,47 @@ def test_penalties_carry_no_gradient() -> None:
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     geometry, *_ = toy()
     with pytest.raises(ValueError, match=message):
-        Wasserstein(geometry, "semantic", **settings)
+        Wasserstein(geometry, "unbalanced", **settings)
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name() -> None:
     geometry, *_ = toy()
     with pytest.raises(TypeError, match="unknown setting 'iteration'; did you mean 'iterations'?"):
-        Wasserstein(geometry, k2=6, iteration=3)
+        Wasserstein(geometry, "unbalanced", k2=6, iteration=3)
     with pytest.raises(ValueError, match="preset='best' is unknown"):
         Wasserstein(geometry, "best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_models_own_geometry_is_the_presets(preset: Any, recwarn: pytest.WarningsRecorder) -> None:
+    model = tiny.policy()
+    made = Wasserstein.from_model(model, preset, k2=4, neighbours=8)
+    assert not recwarn.list
+    expected = TokenGeometry.from_model(model, neighbours=8, transform=TRANSFORMS[preset])
+    assert torch.equal(made.geometry.embeddings, expected.embeddings)
+    assert made.settings == replace(PRESETS[preset], k2=4)
+
+
+def test_a_model_and_settings_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match="preset='best' is unknown; use one of 'paper', 'unbalanced', 'semantic'"):
+        Wasserstein.from_model(tiny.policy(), "best")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unknown setting 'transform'"):
+        Wasserstein.from_model(tiny.policy(), transform="unit")
+
+
+def test_semantic_on_other_than_unit_vectors_is_pointed_out(recwarn: pytest.WarningsRecorder) -> None:
+    weight = torch.randn(30, 4)
+    for options in ({"transform": "centre/unit"}, {"transform": "unit/centre"}, {"metric": "cosine"}):
+        Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=5, **options), k2=6)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="for unit vectors, .* this geometry has transform='none'; make both with"):
+        Wasserstein(TokenGeometry.from_embeddings(weight, neighbours=5), k2=6)
 
 
 def test_unscaled_geometry_is_pointed_out() -> None:
     geometry = TokenGeometry.from_embeddings(torch.randn(30, 4), neighbours=5, scale=None)
     with pytest.warns(UserWarning, match="median-nn"):
-        Wasserstein(geometry, "semantic", k2=6)
+        Wasserstein(geometry, "unbalanced", k2=6)
     assert "lam=100.0" in repr(Wasserstein(geometry, "paper", k2=6))
 
 
@@ -352,7 +387,7 @@ def test_loss_is_accurate_for_sharp_policies_in_float32() -> None:
 def test_autocast_changes_nothing() -> None:
     """Trainers score under autocast; products of embeddings and kernels must stay in full precision."""
     geometry, policy, reference = toy(dtype=torch.float32)
-    regularizer = Wasserstein(geometry, k2=8)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=8)
     plain = regularizer(policy, reference, torch.tensor([4])).penalty
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = regularizer(policy, reference, torch.tensor([4])).penalty

@@ -58,6 +58,7 @@ from wpr.errors import OptionError
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.model_geometry import RegularizerFactory, parse_option
 from wpr.regularizers import Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS
 from wpr.transport.geometry import TokenGeometry, to_power
 from wpr.transport.precision import full_precision
 from wpr.transport.support import working_dtype
@@ -72,9 +73,6 @@ DISTANCES = "sees distances, which know no meaning in context"
 UNTOLD = "sees distances; of meaning in context too little is known"
 LITTLE = 0.1
 """A correlation below which distances are said to know nothing."""
-
-BOTH = ("paper", "semantic")
-"""Settings that are compared where none is named."""
 
 TEXTS = (
     "The best way to learn a new language is",
@@ -154,7 +152,7 @@ class GeometryDiagnostics:
 
 def analyze(
     context: AnalysisContext,
-    settings: Sequence[str] = BOTH,
+    settings: Sequence[str] = tuple(PRESETS),
     changes: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
     in_context: InContext | None = None,
@@ -172,7 +170,7 @@ def analyze_model(
     factory: RegularizerFactory,
     prompts: Sequence[Tensor],
     name: str,
-    settings: Sequence[str] = BOTH,
+    settings: Sequence[str] = tuple(PRESETS),
     changes: Mapping[str, Any] | None = None,
     in_context: InContext | None = None,
 ) -> Found:
@@ -357,7 +355,7 @@ def _summary(name: str, wasserstein: Wasserstein, seen: GeometryDiagnostics, nea
             "With no kernel between different tokens the penalty is a rescaled KL with a small entropy term, "
             f"phi = (1/lam) (T log(a/b) + log b) with T = {s.iterations}: it cannot know what tokens mean. Divide "
             f"costs by the vocabulary's median nearest-neighbour distance ({wasserstein.geometry.scale:.3g} here, "
-            "scale=median-nn) and lower lam, as preset=semantic does."
+            "scale=median-nn) and lower lam, as preset=unbalanced does."
             if not s.scaled
             else "No kernel is left between different tokens: lower lam."
         )

@@ -163,7 +163,7 @@ def scores_of(words: WordPositions, geometry: TokenGeometry) -> Tensor:
 
 def settings_scores(text: str, words: WordPositions, factory: RegularizerFactory) -> Tensor:
     """What a geometry of these settings knows; its vocabulary need not be measured."""
-    costs = parse_option(f"semantic:{text}").costs
+    costs = parse_option(f"unbalanced:{text}").costs
     rows = factory.embeddings(costs.embeddings, text)
     known = rows.weight if rows.mapped is None else rows.weight[rows.mapped]
     transformed = fit(costs.transform, known)(rows.weight)

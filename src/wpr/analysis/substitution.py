@@ -52,6 +52,7 @@ from wpr.errors import OptionError, UnavailableError
 from wpr.findings import Cell, Figure, Finding, Mark
 from wpr.model_geometry import RegularizerFactory
 from wpr.model_loading import load_any_causal, load_tokenizer
+from wpr.regularizers.spec import RECOMMENDED
 from wpr.regularizers.sums import Sum
 from wpr.regularizers.wasserstein import Wasserstein
 from wpr.runs.responses import BEFORE
@@ -69,8 +70,7 @@ ROUNDING = 1e-9
 ODDS = "reverse-kl"
 """Stands for all f-divergences."""
 
-CENTRED = "semantic:transform=centre/unit,scaled=false,lam=40,rho=2"
-NAMES = ("semantic", CENTRED, f"reverse-kl + 4*{CENTRED}")
+NAMES = ("unbalanced", "semantic", RECOMMENDED)
 TOLERANCE, ITERATIONS = 1e-10, 1000
 
 COLUMNS = [

@@ -252,11 +252,12 @@ def geometry(
 
         wpr analyze geometry models/smollm2 --encoder models/minilm --texts hh.jsonl
     """  # fmt: skip
-    from wpr.analysis.geometry_diagnostics import BOTH, analyze, analyze_model, prompts_of
+    from wpr.analysis.geometry_diagnostics import analyze, analyze_model, prompts_of
     from wpr.model_geometry import RegularizerFactory
+    from wpr.regularizers.wasserstein_settings import PRESETS
 
     changes = {"lam": lam, "metric": metric, "scaled": scaled}
-    settings = setting or (["paper"] if any(value is not None for value in changes.values()) else BOTH)
+    settings = setting or (["paper"] if any(value is not None for value in changes.values()) else list(PRESETS))
     judged = _in_context(encoder, texts)
     if (Path(model) / "manifest.json").is_file():
         context = _context(Path(model), device=device)

@@ -27,7 +27,10 @@ Neighbours = Annotated[
     ),
 ]
 Transform = Annotated[
-    str, typer.Option(help="What is done to embeddings first, such as centre/unit: see docs/numerics.md.")
+    str,
+    typer.Option(
+        help="What is done to embeddings first: see docs/numerics.md. The presets paper and unbalanced have none."
+    ),
 ]
 Power = Annotated[str, typer.Option(help="Costs are distances to this power, from 0.1 to 4; 2: squared distances.")]
 Embeddings = Annotated[
@@ -44,7 +47,7 @@ def build(
     model: Model,
     output: Output = Path("geometry.safetensors"),
     metric: Metric = "euclidean",
-    transform: Transform = "none",
+    transform: Transform = "centre/unit",
     power: Power = "1",
     neighbours: Neighbours = None,
     scale: Scale = "median-nn",
@@ -72,7 +75,7 @@ def build_geometry(
     metric: str,
     neighbours: str | None,
     scale: str,
-    transform: str = "none",
+    transform: str = "centre/unit",
     power: str = "1",
     embeddings: str | None = None,
 ) -> str:

@@ -17,7 +17,7 @@ from wpr.config.typed import Where, build, check_fields, field_types, unknown
 from wpr.data import DataSettings, SplitSettings
 from wpr.data.rows import shown
 from wpr.errors import RecipeError
-from wpr.regularizers.spec import RegularizerSpec
+from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
 from wpr.stage_names import FOLDER_NAME
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Recipe:
     scorer: ScorerSettings = field(default_factory=ScorerSettings)
     critic: str = "auto"
     ppo: dict[str, Any] = field(default_factory=dict)
-    regularizer: RegularizerSpec = field(default_factory=RegularizerSpec)
+    regularizer: RegularizerSpec = field(default_factory=lambda: RegularizerSpec.parse(RECOMMENDED))
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     train: list[str] | None = None
     sweeps: dict[str, SweepSettings] = field(default_factory=dict)

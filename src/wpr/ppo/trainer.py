@@ -44,6 +44,7 @@ from wpr.ppo.rollout import Rollout
 from wpr.ppo.rollout_log import completion_rows, note_rollout
 from wpr.ppo.rollout_trainer import LossFaultError, RolloutTrainer
 from wpr.regularizers import Regularizer
+from wpr.regularizers.spec import RECOMMENDED
 from wpr.rewards import Reward, RunningMoments
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class PPOTrainer(RolloutTrainer):
 
         trainer = PPOTrainer(
             model="path/to/sft", critic="path/to/reward-model", reward="path/to/reward-model",
-            regularizer="semantic", args=PPOConfig("out", beta=0.05), train_dataset=prompts,
+            regularizer="reverse-kl + 4*semantic", args=PPOConfig("out", beta=0.05), train_dataset=prompts,
         )
         trainer.train()
 
@@ -74,9 +75,8 @@ class PPOTrainer(RolloutTrainer):
         reward (`PreTrainedModel`, `str`, `Path`, `Callable`, `Reward`, or a `list` of these): what scores responses: a
             sequence-classification model or its folder, a function ``f(prompts, responses, **columns) -> list[float]``,
             or several of these, with or without weights; see `wpr.rewards.as_reward`.
-        regularizer (`Regularizer` or `str`, defaults to `"semantic"`): one of `wpr.regularizers`, or a name:
-            ``"semantic"`` and ``"paper"`` are the presets of `Wasserstein` on the reference's own embeddings, others
-            are those of `make_regularizer`.
+        regularizer (`Regularizer` or `str`, defaults to `"reverse-kl + 4*semantic"`): one of `wpr.regularizers`, or its
+            name, settings and sums in the grammar of `wpr.regularizers.spec`, on the reference's own embeddings.
         reference (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): what the policy is compared with. None
             is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
         critic (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): a sequence-classification model with one
@@ -102,7 +102,7 @@ class PPOTrainer(RolloutTrainer):
         args: PPOConfig,
         *,
         reward: RewardSource,
-        regularizer: Regularizer | str = "semantic",
+        regularizer: Regularizer | str = RECOMMENDED,
         reference: Model | None = None,
         critic: Model | None = None,
         train_dataset: Rows | None = None,

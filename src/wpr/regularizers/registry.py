@@ -43,8 +43,8 @@ def register(name: str, factory: Callable[..., Regularizer]) -> None:
 
 
 def make_regularizer(name: str, **options: Any) -> Regularizer:
-    """The regularizer of that name or alias, made with ``options``; ``wasserstein`` and its presets, ``semantic`` and
-    ``paper``, need ``geometry=``.
+    """The regularizer of that name or alias, made with ``options``; ``wasserstein`` and its presets, ``semantic``,
+    ``unbalanced`` and ``paper``, need ``geometry=``.
     """
     if name in PRESETS:
         name, options = "wasserstein", {**options, "preset": name}

@@ -1,14 +1,15 @@
 """Regularizers by name and settings: one grammar for recipes, command lines and Python.
 
     reverse-kl                         a name of `registry`, or an alias (rkl)
-    semantic, paper                    the presets of the Wasserstein penalty are names too
-    semantic:lam=10,neighbours=all     a name with settings, on a command line
-    {name: semantic, lam: 10}          the same in a recipe
-    reverse-kl + 4*semantic:lam=10     a sum, see `sums`
+    semantic, unbalanced, paper        the presets of the Wasserstein penalty are names too
+    semantic:lam=20,neighbours=all     a name with settings, on a command line
+    {name: semantic, lam: 20}          the same in a recipe
+    reverse-kl + 4*semantic:lam=20     a sum, see `sums`
     [{name: reverse-kl}, {name: semantic, weight: 4}]    the same in a recipe
 
-A setting that is not given is left at its preset's or class's default. The paper's k1 and k2 are lowered to a smaller
-vocabulary, and a note says so, unless they were asked for by number: then the vocabulary is refused.
+A setting that is not given is left at its preset's or class's default; the transform of embeddings is the preset's
+too. The paper's k1 and k2 are lowered to a smaller vocabulary, and a note says so, unless they were asked for by
+number: then the vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from wpr.regularizers.registry import ALIASES, REGULARIZERS, make_regularizer
 from wpr.regularizers.regularizer import Regularizer
 from wpr.regularizers.sums import Sum, check_weight
 from wpr.regularizers.wasserstein import Wasserstein
-from wpr.regularizers.wasserstein_settings import PRESETS, Preset, WassersteinSettings, refuse_unknown_settings
+from wpr.regularizers.wasserstein_settings import (
+    PRESETS,
+    TRANSFORMS,
+    Preset,
+    WassersteinSettings,
+    refuse_unknown_settings,
+)
 from wpr.transport.geometry import NEIGHBOURS, TokenGeometry, check_power
 from wpr.transport.transforms import NONE, steps_of
 
@@ -39,9 +46,14 @@ _WEIGHTED = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?)\s*\*\s*(.*)")
 OUTPUT = "output"
 """What `GeometrySpec.embeddings` calls the reference's output embeddings; a folder of that name is ``./output``."""
 
-SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "semantic")
+RECOMMENDED = "reverse-kl + 4*semantic"
+"""The regularizer where none is named: KL knows how likely a token is, transport what it means. docs/numerics.md,
+section 11, has the measurements.
+"""
+
+SIDE_BY_SIDE = ("reverse-kl", "squared-hellinger", "paper", "unbalanced", "semantic")
 """What is compared where nothing else is asked for: the usual regularizer, the control without geometry, the paper's
-form, and ours.
+form, the same made well-posed, and ours.
 """
 
 
@@ -50,7 +62,8 @@ class GeometrySpec:
     """How costs between tokens come about.
 
     metric: cost of two tokens, ``euclidean`` or ``cosine``, of their embeddings.
-    transform: what is done to embeddings first, such as ``centre/unit``: see `wpr.transport.transforms`.
+    transform: what is done to embeddings first, such as ``centre/unit``: see `wpr.transport.transforms`. In a spec the
+        default is the preset's, ``centre/unit`` for ``semantic``.
     power: costs are the metric to this power, from 0.1 to 4.
     neighbours: the paper's k1, or ``all``.
     scale: unit of cost: ``median-nn``, ``none``, or a number.
@@ -210,7 +223,8 @@ class RegularizerSpec:
     @property
     def costs(self) -> GeometrySpec:
         """The geometry, defaults written out."""
-        return GeometrySpec(**(self.transport or self).geometry)
+        given = self.transport or self
+        return GeometrySpec(**{"transform": TRANSFORMS[given.preset or "semantic"], **given.geometry})
 
     def settings(self) -> WassersteinSettings:
         """Of the Wasserstein penalty, defaults written out."""

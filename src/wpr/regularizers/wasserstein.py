@@ -3,7 +3,7 @@
 Notation for shapes: ``P`` positions, ``V`` vocabulary, ``n = 2 * k2 + 2`` support entries; ``a`` the policy and ``b``
 the reference on the support.
 
-Two forms; each is a preset, and every part can be set by itself. Debiasing subtracts from each the same derivative of
+Two forms, three presets; every part can be set by itself. Debiasing subtracts from each the same derivative of
 the policy's transport to itself, with potential s. ``docs/numerics.md`` derives both.
 
     balanced (the paper)    penalty_i = (1/lam) log u_i
@@ -30,9 +30,10 @@ from wpr.regularizers.regularizer import (
     refuse_impossible_tokens,
     validate_with_one_sync,
 )
-from wpr.regularizers.wasserstein_settings import PRESETS, Preset, refuse_unknown_settings
+from wpr.regularizers.wasserstein_settings import PRESETS, TRANSFORMS, Preset, refuse_unknown_settings
 from wpr.transport import kernels
-from wpr.transport.geometry import TokenGeometry
+from wpr.transport.distances import EUCLIDEAN
+from wpr.transport.geometry import NEIGHBOURS, TokenGeometry
 from wpr.transport.gibbs import GibbsKernel, resolve_method
 from wpr.transport.precision import full_precision
 from wpr.transport.problem import Problem, Solution, mean_potential
@@ -72,8 +73,7 @@ class Wasserstein(Combinable):
 
     Example::
 
-        geometry = TokenGeometry.from_model(reference)
-        regularizer = Wasserstein(geometry, preset="semantic")
+        regularizer = Wasserstein.from_model(reference, preset="semantic")
         out = regularizer(policy_logits, reference_logits, tokens)      # (P, V), (P, V), (P,)
         reward = score - beta * out.penalty
     """
@@ -108,6 +108,33 @@ class Wasserstein(Combinable):
                 "build the geometry with scale='median-nn'",
                 stacklevel=2,
             )
+
+        if preset == "semantic" and geometry.metric is EUCLIDEAN and "unit" not in geometry.transform.text:
+            warnings.warn(
+                f"preset='semantic' is for unit vectors, whose distances are at most 2, and this geometry has "
+                f"transform={geometry.transform.text!r}; make both with Wasserstein.from_model(model), or build the "
+                f"geometry with transform={TRANSFORMS[preset]!r}; for distances as they are take preset='unbalanced'",
+                stacklevel=2,
+            )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: torch.nn.Module,
+        preset: Preset = "semantic",
+        *,
+        neighbours: int | None = NEIGHBOURS,
+        **settings: Any,
+    ) -> Wasserstein:
+        """On a transformers model's input embeddings, with the transform that the preset is for. Use the frozen
+        reference. Measuring the vocabulary takes a while: where several regularizers share a geometry, build it once,
+        with `TokenGeometry.from_model`.
+        """
+        if preset not in TRANSFORMS:
+            raise ValueError(f"preset={preset!r} is unknown; use one of {', '.join(map(repr, PRESETS))}")
+        refuse_unknown_settings(settings, [*asdict(PRESETS[preset]), "method"])
+        geometry = TokenGeometry.from_model(model, neighbours=neighbours, transform=TRANSFORMS[preset])
+        return cls(geometry, preset, **settings)
 
     def with_geometry(self, geometry: TokenGeometry) -> Wasserstein:
         """The same regularizer on another geometry, for instance the same one on another device."""

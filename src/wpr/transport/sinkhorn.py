@@ -179,7 +179,7 @@ WINDOW = 12
 """Iterations, at least, after which a problem's progress is judged: over-relaxed errors may grow before they shrink."""
 
 LARGEST_PRODUCT = 1e6
-"""Of lam and rho; iterations grow with its root. The presets have 40."""
+"""Of lam and rho; iterations grow with its root. The presets have 40 and 80."""
 
 STRIKES = 6
 """Windows without progress after which a problem's over-relaxation is never raised again."""

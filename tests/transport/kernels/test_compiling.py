@@ -19,7 +19,7 @@ K2 = 29  # that no other test has: their kernels may be compiled already
 
 def _presets() -> list[Callable[[TokenGeometry], Any]]:
     return [
-        lambda geometry: Wasserstein(geometry, "semantic", k2=K2),
+        lambda geometry: Wasserstein(geometry, "unbalanced", k2=K2),
         lambda geometry: Wasserstein(geometry, "paper", k2=K2),
         lambda geometry: ReverseKL(),
     ]

@@ -131,5 +131,5 @@ def test_penalties(k2: int, neighbours: int | None, device: str, monkeypatch: py
     weight = clustered_embeddings(words=100, size=20).bfloat16().to(device)
     geometry = TokenGeometry.from_embeddings(weight, neighbours=neighbours, progress=False)
     arguments = logits(3, 300, device)
-    regularizer = Wasserstein(geometry, k2=k2, iterations=2)
+    regularizer = Wasserstein(geometry, "unbalanced", k2=k2, iterations=2)
     check(lambda: regularizer.penalties(regularizer.support(*arguments)))
