@@ -25,7 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def measured(model: str) -> TokenGeometry:
-    return TokenGeometry.from_embeddings(input_embeddings(AutoModelForCausalLM.from_pretrained(model)), neighbours=64)
+    weight = input_embeddings(AutoModelForCausalLM.from_pretrained(model))
+    return TokenGeometry.from_embeddings(weight, neighbours=64, transform="centre/unit")
 
 
 def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_path: Path) -> None:
@@ -36,15 +37,17 @@ def test_build_then_show_tell_the_same(model: str, measured: TokenGeometry, tmp_
 
 
 def test_a_transform_is_in_the_file(model: str, tmp_path: Path) -> None:
-    build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "centre/unit")
-    assert "euclidean cost after centre/unit, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
+    build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "unit")
+    assert "euclidean cost after unit, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
     with pytest.raises(OptionError, match="--transform='centred' has the step 'centred', which is none"):
         build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", "centred")
 
 
 def test_a_power_is_in_the_file(model: str, tmp_path: Path) -> None:
     build_geometry(model, tmp_path / "g", "euclidean", "8", "median-nn", power="2")
-    assert "euclidean cost to the power 2, the 8 nearest kept" in show_geometry(model, tmp_path / "g", [])
+    assert "euclidean cost to the power 2 after centre/unit, the 8 nearest kept" in show_geometry(
+        model, tmp_path / "g", []
+    )
     for power, message in (("9", "--power=9 is outside 0.1 to 4"), ("two", "--power='two' must be a number")):
         with pytest.raises(OptionError, match=message):
             build_geometry(model, tmp_path / "h", "euclidean", "8", "median-nn", power=power)
@@ -56,7 +59,7 @@ def test_output_embeddings(model: str, tmp_path: Path) -> None:
     torch.nn.init.normal_(untied.lm_head.weight)
     untied.save_pretrained(tmp_path / "untied")
     path = tmp_path / "g"
-    message = build_geometry(str(tmp_path / "untied"), path, "euclidean", "8", "median-nn", embeddings="output")
+    message = build_geometry(str(tmp_path / "untied"), path, "euclidean", "8", "median-nn", "none", embeddings="output")
     expected = TokenGeometry.from_model(untied, neighbours=8, embeddings="output").describe()
     assert message == f"{expected}\nwritten to {path}"
     assert show_geometry(str(tmp_path / "untied"), path, [], "output") == expected

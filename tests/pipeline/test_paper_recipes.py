@@ -66,7 +66,7 @@ BETA = {
     "paper": (0.05, 0.0005),
 }
 GRID = [0.5, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005, 0.0001]
-OURS = {"semantic": "rkl", "hellinger": "rkl"}
+OURS = {"unbalanced": "rkl", "semantic": "rkl", "sum": "rkl", "hellinger": "rkl"}
 """Policies that the paper does not have, and the one whose beta they take."""
 
 F_DIVERGENCES: dict[str, dict[str, Any]] = {
@@ -213,8 +213,13 @@ def test_every_recipe_has_a_semantic_policy(name: str) -> None:
     recipe = shipped(name)
     found = recipe.policy("semantic").regularizer.resolved()
     assert (found["name"], found["preset"]) == ("wasserstein", "semantic")
-    assert (found["marginals"], found["debias"], found["scaled"], found["gauge"]) == ("unbalanced", True, True, "value")
-    assert (found["lam"], found["rho"], found["floor"]) == (5.0, 8.0, 0.0)
+    assert (found["marginals"], found["debias"], found["scaled"], found["gauge"]) == (
+        "unbalanced",
+        True,
+        False,
+        "value",
+    )
+    assert (found["lam"], found["rho"], found["floor"], found["transform"]) == (40.0, 2.0, 0.0, "centre/unit")
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -82,7 +82,7 @@ def test_stages_that_are_left_out() -> None:
 
 def test_policies_are_those_of_train_or_those_asked_for() -> None:
     recipe = load_recipe("hh-smollm2-135m")
-    assert names(recipe) == ["sft", "reward", "ppo/rkl", "ppo/paper", "ppo/semantic"]
+    assert names(recipe) == ["sft", "reward", "ppo/rkl", "ppo/paper", "ppo/sum"]
     assert names(recipe, ["hellinger"]) == ["sft", "reward", "ppo/hellinger"]
     assert names(recipe, []) == ["sft", "reward"]
     with pytest.raises(RecipeError, match="did you mean hellinger"):
@@ -149,7 +149,7 @@ def test_what_decides_nothing(change: str) -> None:
 
 def test_settings_written_out_are_no_change() -> None:
     """The preset's own numbers, given or left to it."""
-    given = ["policies.semantic.regularizer.lam=5", "policies.semantic.regularizer.metric=euclidean"]
+    given = ["policies.semantic.regularizer.lam=40", "policies.semantic.regularizer.metric=euclidean"]
     assert inputs(*given) == inputs()
 
 

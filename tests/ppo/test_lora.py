@@ -135,7 +135,7 @@ def test_an_adapter_that_is_not_trainable_is_refused(tmp_path: Path) -> None:
 def test_the_geometry_stays_that_of_the_original_embeddings(tmp_path: Path) -> None:
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
     trainer = tiny.trainer(
-        tmp_path, regularizer="semantic", parts={"peft_config": config}, share_backbone=True, learning_rate=1e-2
+        tmp_path, regularizer="unbalanced", parts={"peft_config": config}, share_backbone=True, learning_rate=1e-2
     )
     trainer.train()
     assert torch.equal(trainer.regularizer.geometry.embeddings, tiny.policy().get_input_embeddings().weight)

@@ -23,7 +23,7 @@ def test_the_geometry_uses_the_references_embeddings_in_place(tmp_path: Path) ->
 
 
 def test_so_it_does_with_output_embeddings(tmp_path: Path) -> None:
-    trainer = tiny.trainer(tmp_path, regularizer="semantic:neighbours=8,k2=16,embeddings=output")
+    trainer = tiny.trainer(tmp_path, regularizer="unbalanced:neighbours=8,k2=16,embeddings=output")
     weight = trainer.reference.get_output_embeddings().weight
     assert trainer.regularizer.geometry.embeddings.data_ptr() == weight.data_ptr()
     made = Wasserstein(TokenGeometry.from_embeddings(weight.detach().clone(), neighbours=8), "unbalanced", k2=16)

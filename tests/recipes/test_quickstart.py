@@ -119,7 +119,7 @@ def test_the_command_runs_everything_and_writes_the_report(tmp_path: Path) -> No
     assert f"the report is in {folder / 'report.html'}" in printed
     assert "win rates on held-out prompts, by gold" in printed
     page = (folder / "report.html").read_text(encoding="utf-8")
-    for policy in ("rkl", "semantic"):
+    for policy in ("rkl", "sum"):
         rows = [json.loads(line) for line in (folder / "ppo" / policy / "responses.jsonl").read_text().splitlines()]
         assert {"gold", "score", "divergences"} <= set(rows[0])
         assert set(rows[0]["divergences"]) == {"semantic"}
@@ -134,4 +134,4 @@ def test_the_command_runs_everything_and_writes_the_report(tmp_path: Path) -> No
     assert found["before"]["kl"] == pytest.approx(0, abs=1e-6)
     with open(folder / "win_rates.csv", newline="") as file:
         compared = {(row["by"], row["policy"], row["against"]) for row in csv.DictReader(file)}
-    assert {("gold", "rkl", "SFT"), ("gold", "semantic", "SFT"), ("gold", "rkl", "semantic")} <= compared
+    assert {("gold", "rkl", "SFT"), ("gold", "sum", "SFT"), ("gold", "rkl", "sum")} <= compared

@@ -133,8 +133,7 @@ def check_shapes(policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
             f"tokens of shape {tuple(tokens.shape)} and type {tokens.dtype} for {positions} positions; pass one "
             f"integer token id per position"
         )
-    devices = {str(tensor.device) for tensor in (policy_logits, reference_logits, tokens)}
-    if len(devices) > 1:
+    if not policy_logits.device == reference_logits.device == tokens.device:
         raise ValueError(
             f"policy logits, reference logits and tokens are on {policy_logits.device}, {reference_logits.device} "
             f"and {tokens.device}; move them to one device"
@@ -172,8 +171,9 @@ def validate_with_one_sync(
     """Everything that the values can be refused for, at the price of one wait for the device: tokens outside of the
     vocabulary, rows without a finite log-sum-exp, and tokens that the policy cannot emit: ``(P,)`` each.
     """
-    bad = (tokens < 0) | (tokens >= vocabulary) | ~(log_policy + log_reference).isfinite()
-    if (bad | (log_probability == -torch.inf)).any():
+    known = tokens == tokens.clamp(0, vocabulary - 1)
+    total = log_policy + log_reference + log_probability
+    if not (known & (total - total == 0)).all():  # infinities and NaN are no zero then
         refuse_tokens_outside(tokens, vocabulary)
         refuse_rows_without_total(log_policy, "policy")
         refuse_rows_without_total(log_reference, "reference")

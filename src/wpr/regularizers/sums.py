@@ -76,55 +76,62 @@ class Sum(Combinable):
     @torch.no_grad()
     def __call__(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> RegularizerOutput:
         """See `Regularizer.__call__`."""
-        reduced, refuse = self._reduce(policy_logits, reference_logits, tokens)
-        out = self.finish([reduced])
+        support, others, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        transported = self._transported(support)  # first, so that a GPU has work while the host hands over the rest
+        out = self._added(transported, others())
         refuse()
         return out
 
     @torch.no_grad()
     def reduce(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor) -> ReducedSum:
         """See `TwoPhaseRegularizer.reduce`."""
-        reduced, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        support, others, refuse = self._reduce(policy_logits, reference_logits, tokens)
+        reduced = ReducedSum(support, others())
         refuse()
         return reduced
 
     def _reduce(
         self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
-    ) -> tuple[ReducedSum, Callable[[], None]]:
-        """With the kernels, in one read of the logits for all parts that can share it; and a function that refuses bad
-        rows, for which the host waits.
+    ) -> tuple[Support | None, Callable[[], tuple[RegularizerOutput, ...]], Callable[[], None]]:
+        """The support, a function that gives the outputs of parts without a geometry, and one that refuses bad rows,
+        for which the host waits. With the kernels all parts that can share it are measured in one read of the logits.
         """
         given = policy_logits, reference_logits, tokens
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         if not self._transports or not self._transports[0].uses_kernels(policy_logits, reference_logits):
             support = self._transports[0].reduce(*given) if self._transports else None
-            return ReducedSum(support, tuple(part(*given) for part in self._others)), lambda: None
+            return support, lambda: tuple(part(*given) for part in self._others), lambda: None
         known = [part for part in self._others if isinstance(part, FDivergence) and part.uses_kernels(*given[:2])]
         with_kl = any(part.name == "reverse-kl" for part in known)
         reduced, refuse = self._transports[0].reduce_by_kernels(*given, with_kl)
-        sharing = {id(part): part.beside_transport(*given, reduced) for part in known}
-        outputs = tuple(sharing.get(id(part)) or part(*given) for part in self._others)
-        return ReducedSum(reduced.support, outputs), refuse
+
+        def others() -> tuple[RegularizerOutput, ...]:
+            sharing = {id(part): part.beside_transport(*given, reduced) for part in known}
+            return tuple(sharing.get(id(part)) or part(*given) for part in self._others)
+
+        return reduced.support, others, refuse
+
+    def _transported(self, support: Support | None) -> list[RegularizerOutput]:
+        return [part.finish([support]) for part in self._transports] if support is not None else []
 
     @torch.no_grad()
     def finish(self, slices: Sequence[ReducedSum]) -> RegularizerOutput:
         """See `TwoPhaseRegularizer.finish`."""
         supports = [part.support for part in slices if part.support is not None]
         support = Support.join(supports) if supports else None
-        others = (RegularizerOutput.join(column) for column in zip(*(part.outputs for part in slices), strict=True))
-        outputs = [
-            part.finish([support]) if isinstance(part, Wasserstein) and support is not None else next(others)
-            for _, part in self.parts
-        ]
-        return self._added(outputs)
+        others = [RegularizerOutput.join(column) for column in zip(*(part.outputs for part in slices), strict=True)]
+        return self._added(self._transported(support), others)
 
     @torch.no_grad()
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Penalties of all entries of a support ``(P, n)``, of which f-divergences take it for the whole vocabulary,
         the divergence ``(P,)``, and the parts' diagnostics. All parts must be regularizers of this package.
         """
-        measured = [part.penalties(support) for _, part in self.parts]  # type: ignore[attr-defined]
-        out = self._added([RegularizerOutput(*one) for one in measured])
+        transported, others = (
+            [RegularizerOutput(*part.penalties(support)) for part in parts]  # type: ignore[attr-defined]
+            for parts in (self._transports, self._others)
+        )
+        out = self._added(transported, others)
         return out.penalty, out.divergence, dict(out.diagnostics)
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -132,7 +139,12 @@ class Sum(Combinable):
         losses = [weight * part.loss(policy_logits, reference_logits, tokens) for weight, part in self.parts]
         return torch.stack(losses).sum(0)
 
-    def _added(self, outputs: Sequence[RegularizerOutput]) -> RegularizerOutput:
+    def _added(
+        self, transported: Sequence[RegularizerOutput], others: Sequence[RegularizerOutput]
+    ) -> RegularizerOutput:
+        """From the outputs of the parts with a geometry, and of those without."""
+        kinds = iter(transported), iter(others)
+        outputs = [next(kinds[0] if isinstance(part, Wasserstein) else kinds[1]) for _, part in self.parts]
         weights = [weight for weight, _ in self.parts]
         penalty = sum(weight * out.penalty for weight, out in zip(weights, outputs, strict=True))
         divergence = sum(weight * out.divergence for weight, out in zip(weights, outputs, strict=True))

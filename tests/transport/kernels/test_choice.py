@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def unsaid(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def unsaid(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     monkeypatch.setattr(kernels, "_said", set())
+    kernels._chosen.cache_clear()
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     caplog.set_level(logging.INFO, "wpr")
+    yield
+    kernels._chosen.cache_clear()
 
 
 def test_torch_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,11 +55,7 @@ def test_a_triton_that_is_too_old(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("triton.__version__", "3.3.1")
-    kernels._triton_version.cache_clear()
-    try:
-        assert not kernels.chosen(CPU)
-    finally:
-        kernels._triton_version.cache_clear()
+    assert not kernels.chosen(CPU)
     assert "because Triton 3.3 cannot compile them; 3.4 or newer is needed" in caplog.messages[0]
 
 

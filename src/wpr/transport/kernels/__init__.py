@@ -33,10 +33,15 @@ _said: set[str] = set()
 
 def chosen(device: torch.device) -> bool:
     """Whether tensors on ``device`` go through the kernels; says so once, with the reason."""
-    wish = os.environ.get(VARIABLE, "").strip()
+    return _chosen(device, os.environ.get(VARIABLE, ""), os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@cache  # a few microseconds before every call, in which a GPU may have nothing to do
+def _chosen(device: torch.device, wish: str, interpreted: bool) -> bool:
+    wish = wish.strip()
     if wish not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE}={wish!r} is unknown; use 1 (kernels), 0 (torch), or leave it unset")
-    obstacle = _obstacle(device)
+    obstacle = _obstacle(device, interpreted)
     if wish == "1" and obstacle:
         raise RuntimeError(f"{VARIABLE}=1 asks for the Triton kernels, but {obstacle}; unset {VARIABLE}")
     if wish == "0":
@@ -52,13 +57,13 @@ def chosen(device: torch.device) -> bool:
     return True
 
 
-def _obstacle(device: torch.device) -> str | None:
+def _obstacle(device: torch.device, interpreted: bool) -> str | None:
     """Why the kernels cannot run on ``device``, if so."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type == "cuda" and _capability(device) < (8, 0):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "the device has no bf16 tensor cores (compute capability below 8.0)"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type != "cuda" and not interpreted:
         return f"tensors on {device.type} need Triton's interpreter (TRITON_INTERPRET=1)"
     if (found := _triton_version()) < OLDEST_TRITON:
         wanted, there = (".".join(map(str, version)) for version in (OLDEST_TRITON, found))
@@ -66,7 +71,6 @@ def _obstacle(device: torch.device) -> str | None:
     return None
 
 
-@cache
 def _triton_version() -> tuple[int, int]:
     import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -74,9 +78,16 @@ def _triton_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def cdiv(number: int, by: int) -> int:
+    """A quotient, rounded up."""
+    return -(-number // by)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below a positive number. Triton has both functions, for its own kernels as
+    well, and they take ten times as long.
+    """
+    return 1 << (number - 1).bit_length()
 
 
 def say_once(message: str) -> None:

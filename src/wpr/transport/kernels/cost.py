@@ -7,8 +7,8 @@ Costs are computed in tiles of 64 x 64 entries, straight from the rows of the em
 so that gathered rows never exist in memory. Tiles below the diagonal are mirrored, not computed, and tiles without
 tokens are only filled. What bounds this is the second-level cache: tiles that were computed one by one would read each
 row as often as there are tiles beside it. So one program takes a position's first three tiles of entries, which hold
-nearly all tokens of a usual support, with all six products among them (`_panel_kernel`); programs of one tile each
-(`_tile_kernel`) do the rest.
+nearly all tokens of a usual support, with all products among them (`_panel_kernel`): the first two tiles together with
+themselves and with the third, and the third with itself. Programs of one tile at a time (`_tile_kernel`) do the rest.
 
     |x - y|^2  =  size_x + size_y - 2 weight_x weight_y <e_x, e_y>            euclidean: size = |e|^2, weight = 1
                                                                               cosine: size = 1, weight = 1 / |e|
@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wpr.transport.distances import COSINE, EUCLIDEAN
 from wpr.transport.geometry import RADIUS_SLACK, TokenGeometry
+from wpr.transport.kernels import cdiv, next_power_of_2
 from wpr.transport.kernels.near_pairs import NEAR_COLUMNS, NEAR_FEW, near_kernel, raised, tile_of
 
 NEAR = 0.1
@@ -42,17 +43,24 @@ NEAR = 0.1
 """
 
 TILE = 64
-"""Side of a tile; of a panel's six, 64 x 64 sums are 96 registers a thread of 8 warps."""
+"""Side of a tile; a panel has seven of them, whose sums are 112 registers a thread of 8 warps."""
 
 PANEL_TILES = 3
 """Tiles of entries that a panel holds."""
 
-PANEL_COLUMNS, PANEL_STAGES = 64, 3
-"""Embedding columns that a panel multiplies in one step, and how many steps are in flight: 24 KB of bf16 each."""
+PANEL_COLUMNS, PANEL_STAGES = 64, 4
+"""Embedding columns that a panel multiplies in one step, and how many steps are in flight: 24 KB of bf16 each,
+of which four fit even where a program has 99 KB.
+"""
 
 COLUMNS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
 STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """The same for programs of one tile: 32 KB each."""
+
+PROGRAMS = 2048
+"""Programs for the tiles beyond the panels, if positions are fewer: nearly all have nothing to do, and starting them
+takes the time.
+"""
 
 _factors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Sizes and weights of each geometry's tokens: 4 bytes a token, 12 under the cosine metric."""
@@ -82,34 +90,21 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         raise ValueError(f"the cost kernel cannot run because {obstacle}; use TokenGeometry.cost")
     rows, n = ids.shape
     ids = ids.contiguous()
-    stride = 16 * triton.cdiv(n, 16)
+    stride = 16 * cdiv(n, 16)
     out = torch.empty(rows, n, stride, dtype=torch.float32, device=ids.device)
     if rows:
         embeddings = geometry.embeddings
         size, weight = _sizes_and_weights(geometry)
-        tiles = triton.cdiv(n, TILE)
+        tiles = cdiv(n, TILE)
         pairs = tiles * (tiles + 1) // 2
         near = torch.empty(rows, pairs, dtype=torch.int32, device=ids.device)
-        arguments = (
-            *(
-                ids,
-                embeddings,
-                size,
-                weight,
-                geometry.radius.float(),
-                out,
-                near,
-                n,
-                embeddings.shape[1],
-                embeddings.stride(0),
-                stride,
-            ),
-            *(pairs, 1 + RADIUS_SLACK[torch.float32], 1 / geometry.unit(scaled)),
-            *(NEAR, _tie_margin(embeddings.shape[1])),
-        )
+        radius, row_stride, reach = geometry.radius.float(), embeddings.stride(0), 1 + RADIUS_SLACK[torch.float32]
+        places = (n, embeddings.shape[1], row_stride, stride, pairs, reach, 1 / geometry.unit(scaled))
+        margins = (NEAR, _tie_margin(embeddings.shape[1]))
+        arguments = (ids, embeddings, size, weight, radius, out, near, *places, *margins)
         cosine, power = geometry.metric is COSINE, float(geometry.power)
         full = embeddings.dtype == torch.float32
-        width = max(16, triton.next_power_of_2(embeddings.shape[1]))
+        width = max(16, next_power_of_2(embeddings.shape[1]))
         first = 0
         if not full and tiles >= PANEL_TILES:
             first = PANEL_TILES * (PANEL_TILES + 1) // 2
@@ -118,13 +113,14 @@ def cost(geometry: TokenGeometry, ids: Tensor, *, scaled: bool = True, fill: boo
         columns = min(COLUMNS[embeddings.dtype], width)
         if pairs > first:
             stages = STAGES[embeddings.dtype]
-            grid = (rows * (pairs - first),)
-            _tile_kernel[grid](
-                *arguments, first, cosine, power, fill, full, TILE, columns, num_warps=4, num_stages=stages
+            programs = min(pairs - first, max(1, PROGRAMS // rows))
+            _tile_kernel[(rows * programs,)](
+                *arguments, first, programs, cosine, power, fill, full, TILE, columns, num_warps=4, num_stages=stages
             )
         near_kernel[(rows * pairs,)](
-            *arguments, cosine, power, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4
-        )
+            ids, embeddings, weight, radius, out, near, *places,
+            cosine, power, TILE, 32, min(NEAR_COLUMNS, width), NEAR_FEW, num_warps=4,
+        )  # fmt: skip
     return out[:, :, :n]
 
 
@@ -182,44 +178,33 @@ def _panel_kernel(
     position = tl.program_id(0).to(tl.int64)
     out += position * n * out_stride
     near_tiles += position * pairs
-    i0 = tl.arange(0, TILE)
-    i1 = TILE + i0
-    i2 = 2 * TILE + i0
+    i0 = tl.arange(0, 2 * TILE)
+    i1 = 2 * TILE + tl.arange(0, TILE)
     token0 = tl.load(ids + position * n + i0, mask=i0 < n, other=-1)
     token1 = tl.load(ids + position * n + i1, mask=i1 < n, other=-1)
-    token2 = tl.load(ids + position * n + i2, mask=i2 < n, other=-1)
     rows0 = (embeddings + tl.maximum(token0, 0) * row_stride)[:, None]
     rows1 = (embeddings + tl.maximum(token1, 0) * row_stride)[:, None]
-    rows2 = (embeddings + tl.maximum(token2, 0) * row_stride)[:, None]
-    dot00 = tl.zeros([TILE, TILE], tl.float32)
-    dot01 = tl.zeros([TILE, TILE], tl.float32)
+    dot00 = tl.zeros([2 * TILE, 2 * TILE], tl.float32)
+    dot01 = tl.zeros([2 * TILE, TILE], tl.float32)
     dot11 = tl.zeros([TILE, TILE], tl.float32)
-    dot02 = tl.zeros([TILE, TILE], tl.float32)
-    dot12 = tl.zeros([TILE, TILE], tl.float32)
-    dot22 = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         x0 = tl.load(rows0 + column, mask=(column < width) & (token0 >= 0)[:, None], other=0.0)
         x1 = tl.load(rows1 + column, mask=(column < width) & (token1 >= 0)[:, None], other=0.0)
-        x2 = tl.load(rows2 + column, mask=(column < width) & (token2 >= 0)[:, None], other=0.0)
         dot00 = tl.dot(x0, tl.trans(x0), dot00)
         dot01 = tl.dot(x0, tl.trans(x1), dot01)
         dot11 = tl.dot(x1, tl.trans(x1), dot11)
-        dot02 = tl.dot(x0, tl.trans(x2), dot02)
-        dot12 = tl.dot(x1, tl.trans(x2), dot12)
-        dot22 = tl.dot(x2, tl.trans(x2), dot22)
-    first, second, third = (i0, token0), (i1, token1), (i2, token2)
+    first, second = (i0, token0), (i1, token1)
     factors = (size, weight, radius)
     limits = (n, out_stride, slack, factor, near_share, tie_margin)
-    _finish(dot00, first, first, factors, limits, out, near_tiles, False, FILL, COSINE, POWER, False)
-    _finish(dot01, first, second, factors, limits, out, near_tiles + 1, True, FILL, COSINE, POWER, False)
-    _finish(dot11, second, second, factors, limits, out, near_tiles + 2, False, FILL, COSINE, POWER, False)
-    _finish(dot02, first, third, factors, limits, out, near_tiles + 3, True, FILL, COSINE, POWER, False)
-    _finish(dot12, second, third, factors, limits, out, near_tiles + 4, True, FILL, COSINE, POWER, False)
-    _finish(dot22, third, third, factors, limits, out, near_tiles + 5, False, FILL, COSINE, POWER, False)
+    near00 = _finish(dot00, first, first, factors, limits, out, False, FILL, COSINE, POWER, False)
+    near01 = _finish(dot01, first, second, factors, limits, out, True, FILL, COSINE, POWER, False)
+    near11 = _finish(dot11, second, second, factors, limits, out, False, FILL, COSINE, POWER, False)
+    for tile in tl.static_range(6):  # in the order of `tile_of`
+        tl.store(near_tiles + tile, near00 if tile < 3 else (near01 if tile < 5 else near11))
 
 
-@triton.jit(do_not_specialize=["pairs"])  # one pair, known as such, breaks the compiler
+@triton.jit(do_not_specialize=["pairs", "programs"])  # one pair, known as such, breaks the compiler
 def _tile_kernel(
     ids,
     embeddings,
@@ -238,6 +223,7 @@ def _tile_kernel(
     near_share,
     tie_margin,
     first_pair,
+    programs,
     COSINE: tl.constexpr,
     POWER: tl.constexpr,
     FILL: tl.constexpr,
@@ -245,13 +231,44 @@ def _tile_kernel(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    left = pairs - first_pair
-    position = (tl.program_id(0) // left).to(tl.int64)
-    pair = first_pair + tl.program_id(0) % left
-    first, second = tile_of(pair)
+    position = (tl.program_id(0) // programs).to(tl.int64)
     ids += position * n
     out += position * n * out_stride
-    near = near_tiles + position * pairs + pair
+    near_tiles += position * pairs
+    for pair in range(first_pair + tl.program_id(0) % programs, pairs, programs):
+        _tile(
+            pair, ids, embeddings, size, weight, radius, out, near_tiles + pair, n, width, row_stride, out_stride,
+            slack, factor, near_share, tie_margin, COSINE, POWER, FILL, FULL, TILE, COLUMNS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    pair,
+    ids,
+    embeddings,
+    size,
+    weight,
+    radius,
+    out,
+    near,
+    n,
+    width,
+    row_stride,
+    out_stride,
+    slack,
+    factor,
+    near_share,
+    tie_margin,
+    COSINE: tl.constexpr,
+    POWER: tl.constexpr,
+    FILL: tl.constexpr,
+    FULL: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Costs of one tile of a position."""
+    first, second = tile_of(pair)
     i = first * TILE + tl.arange(0, TILE)
     j = second * TILE + tl.arange(0, TILE)
     some = tl.load(ids + second * TILE) >= 0  # tokens come first, and the first tile is not after the second
@@ -272,9 +289,11 @@ def _tile_kernel(
         factors = (size, weight, radius)
         limits = (n, out_stride, slack, factor, near_share, tie_margin)
         mirror = True if FULL else first != second
-        _finish(products, (i, token_i), (j, token_j), factors, limits, out, near, mirror, FILL, COSINE, POWER, FULL)
+        found = _finish(products, (i, token_i), (j, token_j), factors, limits, out, mirror, FILL, COSINE, POWER, FULL)
+        tl.store(near, found)
     else:
-        _leave_out(i, j, n, out, out_stride, near)
+        _leave_out(i, j, n, out, out_stride)
+        tl.store(near, 0)
 
 
 @triton.jit
@@ -285,21 +304,21 @@ def _finish(
     factors,
     limits,
     out,
-    near_tile,
     mirror,
     FILL: tl.constexpr,
     COSINE: tl.constexpr,
     POWER: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Costs of a tile from its products, written on both sides of the diagonal.
+    """Costs of a tile from its products, written on both sides of the diagonal; 1 if it has near pairs.
 
-    rows, columns: the entries of the tile and their tokens. near_tile: where to note whether it has near pairs.
+    rows, columns: the entries of the tile and their tokens.
     """
     i, token_i = rows
     j, token_j = columns
     size, weight, radius = factors
     n, out_stride, slack, factor, near_share, tie_margin = limits
+    any_near = tl.zeros([], tl.int32)
     if FILL | ((tl.max(token_i, axis=0) >= 0) & (tl.max(token_j, axis=0) >= 0)):
         real_i = token_i >= 0
         real_j = token_j >= 0
@@ -326,19 +345,18 @@ def _finish(
         # tile on the diagonal is mirrored too. Else all of a tile is written.
         which = i[:, None] <= j[None, :] if FULL else i[:, None] < j[None, :] + i.shape[0]
         _store_both(out, i, j, cost, which, n, out_stride, mirror)
-        tl.store(near_tile, any_near)
     else:
-        _leave_out(i, j, n, out, out_stride, near_tile)
+        _leave_out(i, j, n, out, out_stride)
+    return any_near
 
 
 @triton.jit
-def _leave_out(i, j, n, out, out_stride, near_tile):
+def _leave_out(i, j, n, out, out_stride):
     """A tile without tokens: of what is in it, solvers read the dummy, the last entry, which no token is near."""
     if tl.max(j, axis=0) >= n - 1:
         alone = tl.where(i == n - 1, 0.0, float("inf"))
         tl.store(out + i * out_stride + n - 1, alone, mask=i < n)
         tl.store(out + (n - 1) * out_stride + i, alone, mask=i < n)
-    tl.store(near_tile, 0)
 
 
 @triton.jit

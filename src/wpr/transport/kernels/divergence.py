@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wpr.transport.kernels import cdiv, next_power_of_2
 from wpr.transport.kernels.vocabulary import block_statistics, log_totals, side_by_side
 
 KINDS = (
@@ -71,8 +72,8 @@ def divergence_sums(
         totals = tuple(log_totals(block_statistics(*both)))
     elif totals is None:
         totals = tuple(torch.cat([log_totals(block_statistics(logits)) for logits in both]))
-    size = min(TOKENS_OF_A_PROGRAM, triton.next_power_of_2(vocabulary))
-    programs = triton.cdiv(vocabulary, size)
+    size = min(TOKENS_OF_A_PROGRAM, next_power_of_2(vocabulary))
+    programs = cdiv(vocabulary, size)
     parts = torch.empty(2, rows, programs, dtype=torch.float32, device=policy_logits.device)
     if rows:
         _sums_kernel[(rows * programs,)](

@@ -21,7 +21,6 @@ more, all 64 together, a few columns at a time.
 def near_kernel(
     ids,
     embeddings,
-    size,
     weight,
     radius,
     out,
@@ -33,8 +32,6 @@ def near_kernel(
     pairs,
     slack,
     factor,
-    near_share,
-    tie_margin,
     COSINE: tl.constexpr,
     POWER: tl.constexpr,
     TILE: tl.constexpr,
@@ -43,38 +40,39 @@ def near_kernel(
     FEW: tl.constexpr,
 ):
     """One program per tile: the marked pairs above its diagonal, both sides of each."""
-    if tl.load(near_tiles + tl.program_id(0)) != 0:
-        position = (tl.program_id(0) // pairs).to(tl.int64)
-        first, second = tile_of(tl.program_id(0) % pairs)
-        ids += position * n
-        out += position * n * out_stride
-        i = first * TILE + tl.arange(0, TILE)
-        j = second * TILE + tl.arange(0, TILE)
-        above = (i[:, None] < j[None, :]) & (j < n)[None, :]  # tiles on the diagonal have marks on both sides
-        cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=above, other=0.0)
-        marked_rows = tl.max((cost < 0).to(tl.int32), axis=1)
-        left = tl.sum(marked_rows, axis=0)
-        row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
-        radius_j = tl.load(radius + row_j)
-        while left > 0:
-            row = tl.argmax(marked_rows, axis=0)
-            entry = first * TILE + row
-            own = tl.load(ids + entry)
-            marked = tl.load(out + entry * out_stride + j, mask=(j > entry) & (j < n), other=0.0) < 0
-            number = tl.sum(marked.to(tl.int32), axis=0)
-            if number <= FEW:
-                sums = _few_distances(
-                    own, ids + second * TILE, marked, number, embeddings, weight, width, row_stride, COSINE, TILE, WIDE
-                )
-            else:
-                sums = _many_distances(own, row_j, marked, embeddings, weight, width, row_stride, COSINE, TILE, COLUMNS)
-            distance = sums * 0.5 if COSINE else tl.sqrt(sums)
-            reach = tl.maximum(tl.load(radius + own), radius_j) * slack
-            exact = tl.where(distance <= reach, raised(distance.to(tl.float32) * factor, POWER), float("inf"))
-            tl.store(out + entry * out_stride + j, exact, mask=marked)
-            tl.store(out + j * out_stride + entry, exact, mask=marked)
-            marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
-            left -= 1
+    if tl.load(near_tiles + tl.program_id(0)) == 0:
+        return
+    position = (tl.program_id(0) // pairs).to(tl.int64)
+    first, second = tile_of(tl.program_id(0) % pairs)
+    ids += position * n
+    out += position * n * out_stride
+    i = first * TILE + tl.arange(0, TILE)
+    j = second * TILE + tl.arange(0, TILE)
+    above = (i[:, None] < j[None, :]) & (j < n)[None, :]  # tiles on the diagonal have marks on both sides
+    cost = tl.load(out + i[:, None] * out_stride + j[None, :], mask=above, other=0.0)
+    marked_rows = tl.max((cost < 0).to(tl.int32), axis=1)
+    left = tl.sum(marked_rows, axis=0)
+    row_j = tl.maximum(tl.load(ids + j, mask=j < n, other=0), 0)
+    radius_j = tl.load(radius + row_j)
+    while left > 0:
+        row = tl.argmax(marked_rows, axis=0)
+        entry = first * TILE + row
+        own = tl.load(ids + entry)
+        marked = tl.load(out + entry * out_stride + j, mask=(j > entry) & (j < n), other=0.0) < 0
+        number = tl.sum(marked.to(tl.int32), axis=0)
+        if number <= FEW:
+            sums = _few_distances(
+                own, ids + second * TILE, marked, number, embeddings, weight, width, row_stride, COSINE, TILE, WIDE
+            )
+        else:
+            sums = _many_distances(own, row_j, marked, embeddings, weight, width, row_stride, COSINE, TILE, COLUMNS)
+        distance = sums * 0.5 if COSINE else tl.sqrt(sums)
+        reach = tl.maximum(tl.load(radius + own), radius_j) * slack
+        exact = tl.where(distance <= reach, raised(distance.to(tl.float32) * factor, POWER), float("inf"))
+        tl.store(out + entry * out_stride + j, exact, mask=marked)
+        tl.store(out + j * out_stride + entry, exact, mask=marked)
+        marked_rows = tl.where(tl.arange(0, TILE) == row, 0, marked_rows)
+        left -= 1
 
 
 @triton.jit

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wpr.transport.kernels import next_power_of_2
 from wpr.transport.problem import Solution
 from wpr.transport.sinkhorn import LOG_TINY
 
@@ -64,7 +65,7 @@ def penalties(
         _penalty_kernel[(rows,)](
             *(ids, log_a, log_b, neighbours, cross.f, cross.g, own_a, own_b, out, numbers, size),
             *(rows, n, neighbours.stride(0), lam, 1.0 if math.isinf(rho) else rho, LOG_TINY[torch.float32]),
-            *(math.isinf(rho), own is not None, value_gauge, triton.next_power_of_2(n)),
+            *(math.isinf(rho), own is not None, value_gauge, next_power_of_2(n)),
             num_warps=4,
         )
     divergence, isolated, leftover_a, leftover_b = numbers.unbind()

@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 
+from wpr.transport.kernels import next_power_of_2
 from wpr.transport.kernels.iterations import SCRATCH_ROWS, Matrix, Results, Settings, iterate
 from wpr.transport.kernels.log_sums import Lists
 from wpr.transport.kernels.neighbour_lists import GROUP, NeighbourLists, neighbour_lists
@@ -22,9 +22,9 @@ from wpr.transport.problem import Problem, Solution
 from wpr.transport.sinkhorn import LOG_TINY, relaxation_schedule
 
 DEPTH = 16
-"""Neighbours of each of a group's 64 entries that are worked on together: 8 a thread of 4 warps. It divides 16."""
+"""Neighbours of each of a group's 64 entries that are worked on together: 4 a thread of 8 warps. It divides 16."""
 
-WARPS = 4
+WARPS = 8
 """Warps of a program that reads lists."""
 
 PANEL = 4096
@@ -143,7 +143,7 @@ def _solve(
     results = Results(*potentials, *(torch.empty(rows, dtype=kind, device=device) for kind in kinds))
     if rows:
         core, border = matrix_and_border(n)
-        size = max(GROUP, core, triton.next_power_of_2(n))
+        size = max(GROUP, core, next_power_of_2(n))
         scratch = torch.empty(rows, SCRATCH_ROWS.value, size, dtype=torch.float32, device=device)
         tau = 1.0 if math.isinf(rho) else rho / (rho + 1 / lam)
         lists = neighbour_lists(log_a, log_b, cost) if lists is None else lists
@@ -173,7 +173,7 @@ def _solve(
 
 def matrix_and_border(n: int) -> tuple[int, int]:
     """The power of two that ``n`` entries are worked on as, and how many entries are beyond it: 258 is (256, 2)."""
-    core = triton.next_power_of_2(n)
+    core = next_power_of_2(n)
     if n >= 18 and n - 2 == core // 2:
         return core // 2, 2
     return max(16, core), 0

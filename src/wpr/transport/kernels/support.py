@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wpr.transport.kernels import cdiv, next_power_of_2
 from wpr.transport.kernels.vocabulary import (
     BLOCK,
     BlockStatistics,
@@ -77,33 +78,40 @@ def reduce_logits(
     """
     policy_logits, reference_logits = side_by_side(policy_logits), side_by_side(reference_logits)
     rows, vocabulary = check_logits(policy_logits)
-    check_logits(reference_logits)
     if k2 > LARGEST_K2:
         raise ValueError(
             f"k2={k2} exceeds {LARGEST_K2}, the most that the kernels merge; use wpr.transport.support.truncate"
         )
-    n = 2 * k2 + 2
-    device = policy_logits.device
+    mixed = policy_logits.dtype != reference_logits.dtype
+    # Of two types, both become float32, a few rows at a time.
+    step = max(1, _BYTES_AT_ONCE // (8 * vocabulary if mixed else 24 * cdiv(vocabulary, BLOCK)))
+    out: ReducedLogits | None = None
+    for start in range(0, max(rows, 1), step):
+        part = slice(start, min(start + step, rows))
+        both = (policy_logits, reference_logits) if step >= rows else (policy_logits[part], reference_logits[part])
+        if mixed:
+            both = both[0].float(), both[1].float()
+        statistics = block_statistics(*both, differences=with_kl)
+        if out is None:  # now that the device has work
+            out, masses, totals = _empty(rows, 2 * k2 + 2, policy_logits.device, with_kl)
+        tops = top_ids(*both, k=k2, statistics=statistics)
+        marks = _merge(tops, tokens[part], vocabulary, out.support.ids[part], out.support.sampled[part])
+        _masses(both, statistics, out.support.ids[part], marks, masses[:, part], totals[:, part])
+        if out.reverse_kl is not None:
+            out.reverse_kl[part] = reverse_kl(statistics, totals[0, part], totals[1, part])
+    assert out is not None
+    return out
+
+
+def _empty(rows: int, n: int, device: torch.device, with_kl: bool) -> tuple[ReducedLogits, Tensor, Tensor]:
+    """Where the results go, and the masses ``(2, P, n)`` and totals ``(2, P)`` of both sides as one."""
     ids = torch.empty(rows, n, dtype=torch.int64, device=device)
     masses = torch.empty(2, rows, n, dtype=torch.float32, device=device)
     totals = torch.empty(2, rows, dtype=torch.float32, device=device)
     sampled = torch.empty(rows, dtype=torch.int64, device=device)
     divergence = torch.empty(rows, dtype=torch.float32, device=device) if with_kl else None
-    mixed = policy_logits.dtype != reference_logits.dtype
-    # Of two types, both become float32, a few rows at a time.
-    step = max(1, _BYTES_AT_ONCE // (8 * vocabulary if mixed else 24 * triton.cdiv(vocabulary, BLOCK)))
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
-        both = policy_logits[part], reference_logits[part]
-        if mixed:
-            both = both[0].float(), both[1].float()
-        statistics = block_statistics(*both, differences=with_kl)
-        tops = top_ids(*both, k=k2, statistics=statistics)
-        marks = _merge(tops, tokens[part], vocabulary, ids[part], sampled[part])
-        _masses(both, statistics, ids[part], marks, masses[:, part], totals[:, part])
-        if divergence is not None:
-            divergence[part] = reverse_kl(statistics, totals[0, part], totals[1, part])
-    return ReducedLogits(Support(ids, masses[0], masses[1], sampled), totals[0], totals[1], divergence)
+    support = Support(ids, masses[0], masses[1], sampled)
+    return ReducedLogits(support, totals[0], totals[1], divergence), masses, totals
 
 
 def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -> Tensor:
@@ -115,7 +123,7 @@ def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -
     padded = torch.nn.functional.pad(ids, (0, 1), value=NO_TOKEN)
     masses = torch.empty(1, *padded.shape, dtype=torch.float32, device=logits.device)
     total = torch.empty(1, rows, dtype=torch.float32, device=logits.device)
-    marks = torch.zeros(rows, triton.cdiv(vocabulary, BLOCK), dtype=torch.int64, device=logits.device)
+    marks = torch.zeros(rows, cdiv(vocabulary, BLOCK), dtype=torch.int64, device=logits.device)
     token = ids.clamp_min(0)
     bits = torch.where(ids == NO_TOKEN, 0, torch.ones_like(ids) << (token % BLOCK))
     marks.scatter_add_(1, token // BLOCK, bits)  # distinct ids have distinct bits: the sum is the union
@@ -127,14 +135,14 @@ def log_masses(logits: Tensor, ids: Tensor, name: str = "the", first: int = 0) -
 def _merge(tops: Tensor, tokens: Tensor, vocabulary: int, ids: Tensor, sampled: Tensor) -> Tensor:
     """Write the merged ids of tops ``(2, P, k2)`` and the place of the sampled token; return the marks ``(P, B)``."""
     _, rows, k2 = tops.shape
-    blocks = triton.cdiv(vocabulary, BLOCK)
+    blocks = cdiv(vocabulary, BLOCK)
     marks = torch.zeros(rows, blocks, dtype=torch.int64, device=ids.device)
     if rows:
-        size = triton.next_power_of_2(k2)
+        size = next_power_of_2(k2)
         _merge_kernel[(rows,)](
             *(tops[0], tops[1], tokens.contiguous(), ids, sampled, marks, k2, vocabulary, blocks),
-            *(size, triton.next_power_of_2(2 * k2 + 2), BLOCK),
-            num_warps=4 if size <= 64 else 8,
+            *(size, next_power_of_2(2 * k2 + 2), BLOCK),
+            num_warps=2,
         )
     return marks
 
@@ -156,7 +164,7 @@ def _masses(
             *(logits[0], logits[-1], logits[0].stride(0), logits[-1].stride(0)),
             *(statistics.highest, statistics.total, ids, marks, masses, totals),
             *(rows, masses.stride(0), totals.stride(0), vocabulary, blocks, n),
-            *(triton.next_power_of_2(blocks), triton.next_power_of_2(n), min(64, triton.next_power_of_2(n)), BLOCK),
+            *(next_power_of_2(blocks), next_power_of_2(n), min(64, next_power_of_2(n)), BLOCK),
             num_warps=4 if blocks <= 2048 else 8,
         )
 

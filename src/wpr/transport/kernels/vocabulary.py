@@ -26,6 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wpr.transport.kernels import cdiv, next_power_of_2
+
 BLOCK = 64
 """Tokens of a block. 64 makes the two things that the choice looks at, V / 64 maxima and 64 k logits, about equally
 many for 256,000 tokens and k = 128; a block of bf16 is one cache line; and a block's members fit the bits of an int64.
@@ -59,14 +61,14 @@ def block_statistics(*logits: Tensor, differences: bool = False) -> BlockStatist
     differences: also those of policy and reference, for `reverse_kl`; both are then read by the same program.
     """
     rows, vocabulary = check_logits(*logits)
-    blocks = triton.cdiv(vocabulary, BLOCK)
+    blocks = cdiv(vocabulary, BLOCK)
     highest, total = (
         torch.empty(len(logits), rows, blocks, dtype=torch.float32, device=logits[0].device) for _ in range(2)
     )
     if differences:
         return _with_differences(logits, highest, total)
-    at_once = min(BLOCKS_OF_A_PROGRAM, triton.next_power_of_2(blocks))
-    programs = triton.cdiv(blocks, at_once)
+    at_once = min(BLOCKS_OF_A_PROGRAM, next_power_of_2(blocks))
+    programs = cdiv(blocks, at_once)
     if rows:
         _statistics[(rows * programs, len(logits))](
             *_pointers_and_strides(logits),
@@ -87,8 +89,8 @@ def _with_differences(logits: tuple[Tensor, ...], highest: Tensor, total: Tensor
     rows, vocabulary = logits[0].shape
     blocks = highest.shape[-1]
     differences = torch.empty(rows, blocks, dtype=torch.float32, device=logits[0].device)
-    at_once = min(BLOCKS_OF_A_PROGRAM // 2, triton.next_power_of_2(blocks))  # of both models at a time
-    programs = triton.cdiv(blocks, at_once)
+    at_once = min(BLOCKS_OF_A_PROGRAM // 2, next_power_of_2(blocks))  # of both models at a time
+    programs = cdiv(blocks, at_once)
     if rows:
         _statistics_of_both[(rows * programs,)](
             *_pointers_and_strides(logits), highest, total, differences, rows, vocabulary, blocks, programs, at_once,
@@ -109,7 +111,7 @@ def reverse_kl(statistics: BlockStatistics, log_policy: Tensor, log_reference: T
     rows, blocks = statistics.differences.shape
     out = torch.empty(rows, dtype=torch.float32, device=log_policy.device)
     if rows:
-        size = triton.next_power_of_2(blocks)
+        size = next_power_of_2(blocks)
         _reverse_kl[(rows,)](
             statistics.highest, statistics.total, statistics.differences, log_policy, log_reference, out, rows, blocks,
             size, num_warps=_warps(size),
@@ -122,7 +124,7 @@ def log_totals(statistics: BlockStatistics) -> Tensor:
     sides, rows, blocks = statistics.highest.shape
     out = torch.empty(sides, rows, dtype=torch.float32, device=statistics.highest.device)
     if rows:
-        size = triton.next_power_of_2(blocks)
+        size = next_power_of_2(blocks)
         _log_total[(sides * rows,)](statistics.highest, statistics.total, out, blocks, size, num_warps=_warps(size))
     return out
 
@@ -141,11 +143,11 @@ def top_ids(*logits: Tensor, k: int, statistics: BlockStatistics | None = None) 
     ids = torch.empty(sides, rows, k, dtype=torch.int64, device=logits[0].device)
     if rows:
         unused = UNUSED_BITS[logits[0].dtype]
-        size = triton.next_power_of_2(blocks)
+        size = next_power_of_2(blocks)
         _choose_blocks[(sides * rows,)](
             statistics.highest, places, blocks, wanted, unused, size, num_warps=_warps(size)
         )
-        size = triton.next_power_of_2(wanted)
+        size = next_power_of_2(wanted)
         _choose_tokens[(rows, sides)](
             *_pointers_and_strides(logits), places, ids, rows, vocabulary, wanted, k, unused, size, BLOCK,
             num_warps=_warps(size * BLOCK),
