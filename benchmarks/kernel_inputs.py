@@ -1,7 +1,8 @@
 """Inputs of `benchmarks.kernels`, and how its work is timed.
 
 Inputs are random, but shaped like a language model's: tokens come in 256 groups of neighbours and with frequencies by
-Zipf's law; a position prefers the tokens of four groups, so that the supports have about as many edges as SmolLM2's.
+Zipf's law; a position prefers the tokens of four groups, its own or (`Case.shared`) those of all, so that the supports
+have about as many edges as SmolLM2's.
 Radii come from a sample of the vocabulary.
 """
 
@@ -12,13 +13,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from wpr import TokenGeometry
+from wpr.regularizers.wasserstein_settings import TRANSFORMS
 from wpr.transport.distances import EUCLIDEAN
+from wpr.transport.transforms import fit
 
 Work = Callable[[], object]
 GROUPS = 256
@@ -35,6 +38,8 @@ class Case:
     k2: int = 128
     iterations: int = 10
     """Of the paper's penalty; the semantic one runs until it has converged to 1e-4."""
+    shared: bool = False
+    """Whether all positions prefer the same four groups, so that their supports have fewer tokens together."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class Bench:
             rows = slice(start, min(start + 256, case.positions))
             count = rows.stop - rows.start
             liked = torch.multinomial(weights.expand(count, GROUPS), 4, generator=generator)
+            if case.shared:
+                liked = torch.arange(4, device=device).expand(count, 4)
             boost = torch.zeros(count, GROUPS, device=device).scatter_(1, liked, 8.0)
             logits = 2.5 * random(count, case.vocabulary) - 1.2 * rarity.log() + boost[:, self.groups]
             self.reference[rows] = logits.to(torch.bfloat16)
@@ -77,6 +84,9 @@ class Bench:
         for rows in torch.arange(case.vocabulary, device=device).split(1 << 14):
             self.embeddings[rows] = (centres[self.groups[rows]] + 0.7 * random(len(rows), case.hidden)).bfloat16()
         self.geometry = sampled_geometry(self.embeddings, case.neighbours)
+        transform = fit(TRANSFORMS["semantic"], self.embeddings)
+        centred = sampled_geometry(transform(self.embeddings), case.neighbours)
+        self.centred = replace(centred, transform=transform)
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:

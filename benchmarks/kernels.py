@@ -17,6 +17,7 @@ import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from benchmarks.kernel_inputs import Bench, Case, Work, on, path
 from benchmarks.released_penalty import random_kernel, released_penalty
 from wpr import ReverseKL, TokenGeometry, Wasserstein
+from wpr.regularizers.wasserstein_settings import PRESETS, TRANSFORMS
 from wpr.transport.support import truncate as truncate_by_torch
 
 BANDWIDTH, BF16 = 4.3e12, 7.9e14
@@ -54,17 +56,24 @@ def fused_log_softmax_kl(policy: Tensor, reference: Tensor, tokens: Tensor) -> T
 
 
 def penalties(bench: Bench) -> dict[str, Work]:
-    """The two penalties through the kernels and through torch."""
-    semantic = Wasserstein(bench.geometry, "unbalanced", k2=bench.case.k2)
+    """The penalties through the kernels and through torch."""
+    semantic = Wasserstein(bench.centred, "semantic", k2=bench.case.k2)
+    unbalanced = Wasserstein(bench.geometry, "unbalanced", k2=bench.case.k2)
     paper = Wasserstein(bench.geometry, "paper", k2=bench.case.k2, iterations=bench.case.iterations)
     both = ReverseKL() + 4 * semantic
     return {
         "semantic, kernels": on(True, lambda: semantic(*bench.inputs)),
         "reverse KL + 4 semantic, kernels": on(True, lambda: both(*bench.inputs)),
+        "unbalanced, kernels": on(True, lambda: unbalanced(*bench.inputs)),
         "paper, kernels": on(True, lambda: paper(*bench.inputs)),
         "semantic, torch": on(False, lambda: semantic(*bench.inputs)),
         "paper, torch": on(False, lambda: paper(*bench.inputs)),
     }
+
+
+def solver_settings(preset: str) -> dict[str, Any]:
+    """Those of a preset that the solver takes."""
+    return {name: getattr(PRESETS[preset], name) for name in ("lam", "rho", "iterations", "tolerance")}
 
 
 def micro(bench: Bench) -> list[str]:
@@ -100,6 +109,34 @@ def micro(bench: Bench) -> list[str]:
     return lines
 
 
+def released(bench: Bench) -> list[str]:
+    """The released algorithm's way beside ours, where positions prefer groups of their own, and where all share them:
+    its time depends on how many tokens their supports have together.
+    """
+    lines = [
+        "| groups | tokens of all supports | paper, released algorithm: ms | paper, kernels | semantic, kernels "
+        "| released / paper | released / semantic |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in (bench, Bench(replace(bench.case, shared=True), bench.device, bench.repeats)):
+        case, ours = one.case, penalties(one)
+        kernel = random_kernel(one.groups, case.neighbours)
+        works: dict[str, Work] = {
+            "released": lambda: released_penalty(kernel, *one.inputs, case.k2, 100.0, case.iterations),  # noqa: B023
+            "paper": ours["paper, kernels"],
+            "semantic": ours["semantic, kernels"],
+        }
+        found = {name: result.median for name, result in one.measure(works).items()}
+        with path(True):
+            together = Wasserstein(one.geometry, "paper", k2=case.k2).support(*one.inputs).ids.unique()
+        lines.append(
+            f"| {'shared' if case.shared else 'own'} | {int((together >= 0).sum())} | {found['released']:.0f} | "
+            f"{found['paper']:.2f} | {found['semantic']:.2f} | {found['released'] / found['paper']:.0f} | "
+            f"{found['released'] / found['semantic']:.0f} |"
+        )
+    return lines
+
+
 def stages(bench: Bench) -> list[str]:
     """Each kernel by itself, and its share of what the device can do."""
     from wpr.transport.kernels import cost, divergence, potentials, support, vocabulary
@@ -111,12 +148,12 @@ def stages(bench: Bench) -> list[str]:
     tops = vocabulary.top_ids(*both_logits, k=case.k2, statistics=of_blocks)
     reduced = support.reduce_logits(*bench.inputs, case.k2).support
     some = reduced[: min(rows, 1024)]
-    costs = cost.cost(bench.geometry, some.ids)
+    costs = cost.cost(bench.centred, some.ids, scaled=False)
     ids, sampled = torch.empty_like(reduced.ids), torch.empty_like(reduced.sampled)
     marks = support._merge(tops, bench.tokens, case.vocabulary, ids, sampled)
     masses, totals = torch.empty(2, rows, n, device=bench.device), torch.empty(2, rows, device=bench.device)
     masses_of = some.log_policy, some.log_reference
-    semantic = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
+    semantic = solver_settings("semantic")
     out = potentials.debiased(*masses_of, costs, **semantic)
     both = 2 * rows * case.vocabulary * 2
     blocks = of_blocks.highest.numel()
@@ -142,7 +179,7 @@ def stages(bench: Bench) -> list[str]:
         ),
         "support, all of it": (lambda: support.reduce_logits(*bench.inputs, case.k2), both, 0),
         f"cost, {len(some.ids)} positions": (
-            lambda: cost.cost(bench.geometry, some.ids, fill=False),
+            lambda: cost.cost(bench.centred, some.ids, scaled=False, fill=False),
             len(some.ids) * (tokens * case.hidden * 2 + n * n * 4),
             len(some.ids) * tokens * tokens * case.hidden,  # half of the products: it is symmetric
         ),
@@ -208,11 +245,16 @@ def check(bench: Bench, logits: Path | None) -> list[str]:
     ``policy``, ``reference`` ``(P, V)``, ``tokens`` ``(P,)``, ``embeddings`` ``(V, d)``, written by `torch.save`.
     Relative errors are of penalties above a hundredth of the largest.
     """
-    geometry, (policy, reference, tokens) = bench.geometry, bench.inputs
+    geometries, (policy, reference, tokens) = {"none": bench.geometry, "centre/unit": bench.centred}, bench.inputs
     if logits is not None:
         data = {name: x.to(bench.device) for name, x in torch.load(logits).items()}
         policy, reference, tokens = data["policy"], data["reference"], data["tokens"]
-        geometry = TokenGeometry.from_embeddings(data["embeddings"], neighbours=bench.case.neighbours)
+        geometries = {
+            transform: TokenGeometry.from_embeddings(
+                data["embeddings"], neighbours=bench.case.neighbours, transform=transform
+            )
+            for transform in geometries
+        }
     rows = slice(0, 64)
     policy, reference, tokens = policy[rows], reference[rows], tokens[rows]
     exact_inputs = policy.double(), reference.double(), tokens
@@ -220,8 +262,9 @@ def check(bench: Bench, logits: Path | None) -> list[str]:
         "| penalty | error / largest penalty | largest relative error | of the divergence | ids of the support |",
         "|---|---|---|---|---|",
     ]
-    exact_geometry = replace(geometry, embeddings=geometry.embeddings.double())
-    for preset in ("semantic", "paper"):
+    for preset, transform in TRANSFORMS.items():
+        geometry = geometries[transform]
+        exact_geometry = replace(geometry, embeddings=geometry.embeddings.double())
         regularizer = Wasserstein(geometry, preset, k2=bench.case.k2)
         with path(True):
             ours = regularizer(policy, reference, tokens)
@@ -257,7 +300,7 @@ def hidden(bench: Bench) -> list[str]:
     model.get_input_embeddings().weight.data = bench.embeddings.to(dtype) / case.hidden**0.5 * 3
     head = model.get_output_embeddings()
     tokens = torch.randint(case.vocabulary, (case.positions,), device=bench.device)
-    semantic = Wasserstein(bench.geometry, "unbalanced", k2=case.k2)
+    semantic = Wasserstein(bench.centred, "semantic", k2=case.k2)
 
     @torch.no_grad()
     def whole() -> object:
@@ -303,7 +346,7 @@ def tune(bench: Bench) -> list[str]:
 
     reduced = support.reduce_logits(*bench.inputs, bench.case.k2).support
     some = reduced[: min(bench.case.positions, 1024)]
-    costs = cost.cost(bench.geometry, some.ids)
+    costs = cost.cost(bench.centred, some.ids, scaled=False)
     lines = ["| kernel | setting | ms |", "|---|---|---|"]
 
     def record(kernel: str, setting: str, work: Work) -> None:
@@ -320,8 +363,8 @@ def tune(bench: Bench) -> list[str]:
         record("statistics", f"{at_once} blocks", lambda: vocabulary.block_statistics(bench.policy, bench.reference))
     for columns, stages_ in ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)):
         cost.PANEL_COLUMNS, cost.PANEL_STAGES = columns, stages_
-        record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.geometry, some.ids))
-    settings = {"lam": 5.0, "rho": 8.0, "iterations": 60, "tolerance": 1e-4}
+        record("cost", f"{columns} columns, {stages_} stages", lambda: cost.cost(bench.centred, some.ids))
+    settings = solver_settings("semantic")
     for depth, warps in ((8, 2), (8, 4), (16, 2), (16, 4), (16, 8)):
         potentials.DEPTH, potentials.WARPS = depth, warps
         record(
@@ -337,7 +380,7 @@ def tune(bench: Bench) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="+", choices=["micro", "stages", "scaling", "check", "geometry", "hidden", "tune"]
+        "--only", nargs="+", choices=["micro", "released", "stages", "scaling", "check", "geometry", "hidden", "tune"]
     )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU under Triton's interpreter")
@@ -350,7 +393,7 @@ def main() -> None:
     case, repeats = (TINY, 1) if arguments.tiny else (Case(), arguments.repeats)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, interpreted: times mean nothing"
     lines = [f"{name}, torch {torch.__version__}, medians of {repeats} runs."]
-    parts = arguments.only or ["check", "micro", "stages", "geometry", "hidden", "scaling"]
+    parts = arguments.only or ["check", "micro", "released", "stages", "geometry", "hidden", "scaling"]
     bench = Bench(case, device, repeats)
     for part in parts:
         if part == "scaling":
@@ -358,9 +401,14 @@ def main() -> None:
         elif part == "check":
             table = check(bench, arguments.logits)
         else:
-            table = {"micro": micro, "stages": stages, "geometry": geometry, "hidden": hidden, "tune": tune}[part](
-                bench
-            )
+            table = {
+                "micro": micro,
+                "released": released,
+                "stages": stages,
+                "geometry": geometry,
+                "hidden": hidden,
+                "tune": tune,
+            }[part](bench)
         lines += ["", f"## {part}", "", *table]
         print("\n".join(["", f"## {part}", "", *table]), flush=True)
         if arguments.out:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 
-from wpr import ReverseKL, TokenGeometry, Wasserstein
+from wpr import ReverseKL, Wasserstein
 from wpr.ppo import PPOConfig, PPOTrainer
 
 SUBJECTS = ["generation", "scoring", "penalty", "reward", "backpropagation"]
@@ -79,11 +79,13 @@ def run(folder: str, options: argparse.Namespace) -> dict[str, dict[str, list[fl
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     policy = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     critic = transformers.AutoModelForSequenceClassification.from_pretrained(options.model, dtype=dtype, num_labels=1)
-    geometry = TokenGeometry.from_embeddings(policy.get_input_embeddings().weight.to(device))
+    policy = policy.to(device)
+    semantic = Wasserstein.from_model(policy)
     kinds = {
         "reverse-kl": ReverseKL(),
-        "wasserstein paper": Wasserstein(geometry, "paper"),
-        "wasserstein semantic": Wasserstein(geometry, "unbalanced"),
+        "wasserstein paper": Wasserstein.from_model(policy, "paper"),
+        "wasserstein semantic": semantic,
+        "reverse-kl + 4*semantic": ReverseKL() + 4 * semantic,
     }
     turns = TakeTurns(kinds)
     args = PPOConfig(

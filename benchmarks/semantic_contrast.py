@@ -34,6 +34,7 @@ from wpr import (
 )
 from wpr.analysis import semantic_contrast
 from wpr.analysis.semantic_contrast import Trial, chat_prompts, continuations, contrast, gaps
+from wpr.regularizers.wasserstein_settings import TRANSFORMS
 from wpr.transport.geometry_file import GeometryFileError
 
 QUESTIONS = [
@@ -52,15 +53,15 @@ QUESTIONS = [
 ]
 
 
-def cached_geometry(model: Any, folder: Path) -> TokenGeometry:
+def cached_geometry(model: Any, folder: Path, transform: str = "none") -> TokenGeometry:
     """The model's geometry, kept beside it: building takes a minute, loading a moment."""
-    path = folder / "geometry.safetensors"
+    path = folder / ("geometry.safetensors" if transform == "none" else "geometry-transformed.safetensors")
     if path.exists():
         try:
-            return TokenGeometry.load(path, model)
+            return TokenGeometry.load(path, model, transform=transform)
         except GeometryFileError as error:
             print(f"building the geometry again: {error}")
-    geometry = TokenGeometry.from_model(model)
+    geometry = TokenGeometry.from_model(model, transform=transform)
     geometry.save(path)
     return geometry
 
@@ -71,7 +72,9 @@ def make_trial(model: Any, tokenizer: Any, geometry: TokenGeometry, positions: i
     return semantic_contrast.make_trial(reference, geometry, positions, seed)
 
 
-def compare(trial: Trial, geometry: TokenGeometry) -> Table:
+def compare(trials: dict[str, tuple[Trial, TokenGeometry]]) -> Table:
+    """By transform: neighbours are those of a regularizer's own geometry, raw where it has none."""
+    geometry = trials["none"][1]
     regularizers: dict[str, Regularizer] = {
         "reverse KL": ReverseKL(),
         "forward KL": ForwardKL(),
@@ -81,19 +84,21 @@ def compare(trial: Trial, geometry: TokenGeometry) -> Table:
         "chi-squared": ChiSquared(),
         "squared Hellinger (control)": SquaredHellinger(),
         "Wasserstein, preset paper": Wasserstein(geometry, preset="paper"),
-        "Wasserstein, preset semantic": Wasserstein(geometry, preset="unbalanced"),
+        "Wasserstein, preset unbalanced": Wasserstein(geometry, preset="unbalanced"),
+        "Wasserstein, preset semantic": Wasserstein(trials[TRANSFORMS["semantic"]][1], preset="semantic"),
     }
     table = Table("regularizer", "gap to neighbour", "gap to random", "contrast", "95% interval")
     for name, regularizer in regularizers.items():
-        near, far = gaps(regularizer, trial)
+        own = regularizer.geometry if isinstance(regularizer, Wasserstein) else geometry
+        near, far = gaps(regularizer, trials[own.transform.text][0])
         value, low, high = contrast(near, far)
         table.add_row(name, f"{near.mean():.4g}", f"{far.mean():.4g}", f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     return table
 
 
 def sweep(trial: Trial, geometry: TokenGeometry, lams: Iterable[float], rhos: Iterable[float]) -> Table:
-    """Contrast and cost of the semantic form. A factor on the scale is the same as lam / factor and rho * factor, so it
-    needs no axis of its own.
+    """Contrast and cost of the unbalanced form. A factor on the scale is the same as lam / factor and rho * factor, so
+    it needs no axis of its own.
     """
     table = Table("lam", "rho", "contrast", "95% interval", "iterations (mean, max)", "converged", "seconds")
     for lam in lams:
@@ -126,9 +131,12 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(width=120)
     model, tokenizer = registry_models.load(arguments.model)
-    geometry = cached_geometry(model, arguments.model)
-    console.print(geometry.describe())
-    trial = make_trial(model, tokenizer, geometry, arguments.positions)
+    trials = {}
+    for transform in sorted(set(TRANSFORMS.values()), reverse=True):
+        geometry = cached_geometry(model, arguments.model, transform)
+        console.print(geometry.describe())
+        trials[transform] = make_trial(model, tokenizer, geometry, arguments.positions), geometry
+    trial, geometry = trials["none"]
     console.print(
         f"{len(trial.origin)} positions; for example, with the reference's top token, its neighbour and the random "
         f"token:"
@@ -136,7 +144,7 @@ def main() -> None:
     for row in range(0, len(trial.origin), max(1, len(trial.origin) // 6)):
         words = [tokenizer.decode([int(ids[row])]) for ids in (trial.origin, trial.near_token, trial.far_token)]
         console.print("  " + "  ".join(repr(word) for word in words))
-    console.print(sweep(trial, geometry, arguments.lam, arguments.rho) if arguments.sweep else compare(trial, geometry))
+    console.print(sweep(trial, geometry, arguments.lam, arguments.rho) if arguments.sweep else compare(trials))
 
 
 if __name__ == "__main__":

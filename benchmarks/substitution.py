@@ -20,17 +20,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.registry_models import MODELS, load
 from wpr import pico
-from wpr.analysis.substitution import CENTRED, analyze_model
+from wpr.analysis.substitution import analyze_model
 from wpr.analysis.word_positions import read_texts
 from wpr.findings import as_text, save
 from wpr.model_geometry import RegularizerFactory
+from wpr.regularizers.spec import RECOMMENDED
 
 REGULARIZERS = [
     "squared-hellinger",
+    "unbalanced",
+    "reverse-kl + 4*unbalanced",
     "semantic",
-    "reverse-kl + 4*semantic",
-    CENTRED,
-    f"reverse-kl + 4*{CENTRED}",
+    RECOMMENDED,
 ]
 GEOMETRIES = [
     "metric=cosine",

@@ -1,4 +1,4 @@
-"""PPO on SmolLM2 with LoRA, under the semantic regularizer: `make ppo-example`. Minutes on a laptop."""
+"""PPO on SmolLM2 with LoRA, under reverse KL and transport: `make ppo-example`. Minutes on a laptop."""
 
 from pathlib import Path
 
@@ -29,7 +29,12 @@ def main():
     )
     lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = PPOTrainer(
-        str(MODEL), args, reward=short_words, regularizer="semantic", train_dataset=PROMPTS, peft_config=lora
+        str(MODEL),
+        args,
+        reward=short_words,
+        regularizer="reverse-kl + 4*semantic",
+        train_dataset=PROMPTS,
+        peft_config=lora,
     )
     trainer.train()
     trainer.save_model()

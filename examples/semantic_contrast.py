@@ -96,13 +96,13 @@ def main() -> None:
 
     console.rule("1. A reference model and the geometry of its tokens")
     model, tokenizer = load(arguments.model or pico.path())
-    geometry = TokenGeometry.from_model(model)
+    geometry = TokenGeometry.from_model(model, transform="centre/unit")
     console.print(geometry.describe())
     regularizers: dict[str, Regularizer] = {
         "reverse KL": ReverseKL(),
         "squared Hellinger": SquaredHellinger(),
-        "Wasserstein (paper)": Wasserstein(geometry, preset="paper"),
-        "Wasserstein (semantic)": Wasserstein(geometry, preset="unbalanced"),
+        "Wasserstein (paper)": Wasserstein.from_model(model, preset="paper"),
+        "Wasserstein (semantic)": Wasserstein(geometry, preset="semantic"),
     }
 
     console.rule("2. Two policies that KL cannot tell apart")
