@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,15 +258,19 @@ class Wasserstein(Combinable):
             return False
         if not kernels.chosen(tensors[0].device):
             return False
+        if self._obstacle:
+            kernels.say_once(f"Wasserstein: torch functions, because {self._obstacle}")
+        return self._obstacle is None
+
+    @cached_property
+    def _obstacle(self) -> str | None:
+        """Why the kernels cannot work on this geometry, if so."""
         from wpr.transport.kernels.cost import supports
         from wpr.transport.kernels.support import LARGEST_K2
 
-        obstacle = supports(self.geometry)
         if self.settings.k2 > LARGEST_K2:
-            obstacle = f"k2={self.settings.k2} exceeds {LARGEST_K2}, the most that the kernels merge"
-        if obstacle:
-            kernels.say_once(f"Wasserstein: torch functions, because {obstacle}")
-        return obstacle is None
+            return f"k2={self.settings.k2} exceeds {LARGEST_K2}, the most that the kernels merge"
+        return supports(self.geometry)
 
     def _penalties_of_chunk(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if self.uses_kernels(support.log_policy):
