@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from wpr import ReverseKL, TokenGeometry, Wasserstein
-from wpr.analysis.screen import LIKELY, InContext, candidates, distance_scores, geometry_scores, screen
+from wpr.analysis.screen import LIKELY, InContext, candidates, distance_scores, geometry_scores, screen, settings_scores
 from wpr.analysis.word_positions import WordPosition, WordPositions
+from wpr.errors import OptionError
+from wpr.model_geometry import RegularizerFactory
 from wpr.transport.distances import resolve_metric
 from wpr.transport.support import NO_TOKEN
 
@@ -98,3 +100,9 @@ def test_each_geometry_once_under_a_name_of_its_own(words: WordPositions) -> Non
     found = geometry_scores(words, made)
     assert list(found) == ["euclidean", "euclidean of c"]
     torch.testing.assert_close(found["euclidean of c"], distance_scores(words, weights[1], one.metric))
+
+
+def test_settings_that_are_none_are_named(words: WordPositions) -> None:
+    for text, message in (("transform=units", "has the step 'units'"), ("lamb=3", "is no setting of a regularizer")):
+        with pytest.raises(OptionError, match=f"--geometry {text}: .*{message}"):
+            settings_scores(text, words, RegularizerFactory(None))

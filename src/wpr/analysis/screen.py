@@ -25,8 +25,10 @@ from torch import Tensor
 from wpr.analysis.in_context import SentenceEncoder, similarities
 from wpr.analysis.statistics import Estimate, grouped_mean, partial, spearman
 from wpr.analysis.word_positions import WordPositions, find_positions, opening_of
+from wpr.errors import OptionError
 from wpr.language_models import hidden_states, logits_of, pad
-from wpr.model_geometry import RegularizerFactory, parse_option
+from wpr.model_geometry import RegularizerFactory
+from wpr.regularizers.spec import RegularizerSpec
 from wpr.regularizers.sums import transports_of
 from wpr.transport.distances import Metric, resolve_metric
 from wpr.transport.geometry import TokenGeometry
@@ -163,7 +165,10 @@ def scores_of(words: WordPositions, geometry: TokenGeometry) -> Tensor:
 
 def settings_scores(text: str, words: WordPositions, factory: RegularizerFactory) -> Tensor:
     """What a geometry of these settings knows; its vocabulary need not be measured."""
-    costs = parse_option(f"unbalanced:{text}").costs
+    try:
+        costs = RegularizerSpec.parse(f"unbalanced:{text}").costs  # distances as they are, unless it says otherwise
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"--geometry {text}: {error}") from None
     rows = factory.embeddings(costs.embeddings, text)
     known = rows.weight if rows.mapped is None else rows.weight[rows.mapped]
     transformed = fit(costs.transform, known)(rows.weight)
