@@ -148,7 +148,7 @@ def semantic_contrast(
         "reverse KL": ReverseKL(),
         "squared Hellinger (control)": SquaredHellinger(),
         "Wasserstein, preset paper": Wasserstein(geometry, preset="paper"),
-        "Wasserstein, preset semantic": Wasserstein(geometry, preset="semantic"),
+        "Wasserstein, preset unbalanced": Wasserstein(geometry, preset="unbalanced"),
     }
     yield (
         f"{len(trial.origin)} positions of the continuations of {len(openings)} held-out openings. 1 is blind to "
