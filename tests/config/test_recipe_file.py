@@ -73,7 +73,7 @@ def test_a_list_is_a_sum_of_regularizers() -> None:
         (SUM.replace("weight: 4", "weigth: 4"), "unknown setting regularizer.1.weigth; did you mean"),
         ("regularizer: []\n", "regularizer: a sum of nothing"),
         ("regularizer: [reverse-kl]\n", "regularizer.0 is 'reverse-kl'; it takes settings"),
-        (SUM + "policies: {a: {regularizer: {lam: 3}}}\n", "regularizer.lam is set, but regularizer is a list"),
+        (SUM + "policies: {a: {regularizer: {weight: 3}}}\n", "regularizer.weight is set, but regularizer is a list"),
     ],
 )
 def test_sums_that_are_refused(text: str, message: str) -> None:
@@ -81,8 +81,20 @@ def test_sums_that_are_refused(text: str, message: str) -> None:
 
 
 def test_a_setting_of_a_sum_on_the_command_line() -> None:
-    with pytest.raises(RecipeError, match="regularizer.lam is set, but regularizer is a list .*: which part is meant"):
-        load_recipe(write(SMALL + SUM), ["regularizer.lam=3"])
+    """It goes to the part that has it, also where the sum is the default."""
+    for text in (SMALL + SUM, SMALL, SMALL + "policies: {a: {ppo: {beta: 0.1}}}\n"):
+        recipe = load_recipe(write(text), ["regularizer.lam=3"])
+        found = recipe.policy(recipe.policy_names[0]).regularizer
+        assert [part.name for part in found.parts] == ["reverse-kl", "wasserstein"]
+        assert found.parts[1].settings().lam == 3.0
+        assert found.parts[1].weight == 4.0
+    message = "regularizer.weight is set, but regularizer is a list .* of which 2 parts have it: which one is meant"
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(SMALL + SUM), ["regularizer.weight=3"])
+
+
+def test_another_regularizer_replaces_the_default_sum() -> None:
+    assert load_recipe(write(SMALL), ["regularizer.name=paper"]).regularizer.preset == "paper"
 
 
 def test_a_regularizer_override_reaches_the_policies_that_know_it() -> None:

@@ -424,6 +424,22 @@ def test_what_is_given_makes_the_same(text: str) -> None:
     assert from_settings(**spec.resolved()).resolved() == spec.resolved()
 
 
+@pytest.mark.parametrize("text", ["paper", "unbalanced:lam=3", "semantic", "semantic:transform=none,power=2,k2=4"])
+@pytest.mark.parametrize("sum_of", ["{}", "reverse-kl + 2*{}"])
+def test_records_are_read_back(text: str, sum_of: str) -> None:
+    spec = RegularizerSpec.parse(sum_of.format(text))
+    again = RegularizerSpec.from_record(json.loads(json.dumps(spec.resolved())))
+    assert again.resolved() == spec.resolved()
+    assert again.costs == spec.costs
+    again.fitted(600 if "k2" in text else 40)  # what was not set is lowered to a small vocabulary
+
+
+def test_records_of_older_releases() -> None:
+    """In which `semantic` had no transform."""
+    old = {**RegularizerSpec.parse("unbalanced:rho=4").resolved(), "preset": "semantic"}
+    assert RegularizerSpec.from_record(old) == RegularizerSpec.parse("unbalanced:rho=4")
+
+
 def test_geometries_are_measured_once() -> None:
     weight, cache = input_embeddings(tiny.policy()), {}
     first, second = (RegularizerSpec.parse(text).build(weight, cache) for text in ("unbalanced:k2=4", "paper:k2=4"))

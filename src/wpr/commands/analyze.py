@@ -80,7 +80,7 @@ def contrast(
 ) -> Found:
     """Does a penalty know that a near synonym is a smaller change than an unrelated word?
 
-    [bold]Example[/bold]: wpr analyze contrast runs/tiny -r paper -r semantic:lam=10,rho=4
+    [bold]Example[/bold]: wpr analyze contrast runs/tiny -r paper -r semantic:lam=20,rho=4
     """
     from wpr.analysis.semantic_contrast import analyze
 
@@ -146,7 +146,7 @@ def convergence(
 
     Without a regularizer, of paper and semantic.
 
-    [bold]Example[/bold]: wpr analyze convergence runs/tiny -r paper -r semantic:rho=2
+    [bold]Example[/bold]: wpr analyze convergence runs/tiny -r paper -r semantic:rho=1
     """
     from wpr.analysis.convergence import analyze
 
@@ -248,7 +248,7 @@ def geometry(
 
         wpr analyze geometry models/smollm2 --lam 100 --metric cosine
 
-        wpr analyze geometry runs/tiny -s semantic -s semantic:rho=2
+        wpr analyze geometry runs/tiny -s semantic -s semantic:rho=1
 
         wpr analyze geometry models/smollm2 --encoder models/minilm --texts hh.jsonl
     """  # fmt: skip

@@ -43,7 +43,7 @@ Regularizers = Annotated[
     list[str] | None,
     typer.Option(
         "--regularizer", "-r",
-        help="A regularizer, such as reverse-kl, paper or semantic:lam=10,rho=4; repeat for more.",
+        help="A regularizer, such as reverse-kl, paper or semantic:lam=20,rho=4; repeat for more.",
     ),
 ]  # fmt: skip
 Encoder = Annotated[

@@ -64,7 +64,7 @@ def run(
 
         wpr run hh-gemma-2b model.name=my/model data.source=my.jsonl.gz
 
-        wpr run my-recipe.yaml --policy rkl --policy semantic ppo.beta=0.02
+        wpr run my-recipe.yaml --policy rkl --policy sum ppo.beta=0.02
 
         accelerate launch -m wpr run tldr-gemma-2b
     """
@@ -74,7 +74,7 @@ def run(
 def quickstart(
     overrides: Overrides = None, quick: Quick = False, dry_run: DryRun = False, on_change: OnChange = "refuse"
 ) -> None:
-    """Align a small story model under KL and under the semantic regularizer, and write a page that shows it.
+    """Align a small story model under KL and under its sum with transport, and write a page that shows it.
 
     Minutes on a laptop's CPU, nothing to download. It is the recipe [bold]quickstart[/bold] (with --quick,
     [bold]quickstart-quick[/bold]) followed by [bold]wpr report[/bold].

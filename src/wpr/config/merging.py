@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wpr.errors import RecipeError
+from wpr.regularizers.spec import RegularizerSpec, has_setting
 
 COMMAND_LINE = "command line"
 """How errors call it."""
@@ -38,19 +39,33 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
             merged[key] = merge(without_old(key, below, value), value)
-        elif key == "regularizer" and isinstance(below, list) and isinstance(value, Mapping) and _is_part(value):
-            raise RecipeError(
-                f"regularizer.{next(iter(value))} is set, but regularizer is a list (a sum): which part is meant? "
-                "Write the whole list, or name another regularizer with regularizer.name"
-            )
+        elif key == "regularizer" and isinstance(below, list) and isinstance(value, Mapping) and _changes_parts(value):
+            merged[key] = _merge_sum(below, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
 
 
-def _is_part(settings: Mapping[str, Any]) -> bool:
-    """Whether they change a regularizer, and name none."""
-    return bool(settings) and not RESETS["regularizer"].keys() & settings.keys()
+def _merge_sum(parts: list[Any], settings: Mapping[str, Any]) -> list[Any]:
+    """The parts of a sum, each setting in the one that has it."""
+    merged = [dict(part) for part in parts if isinstance(part, Mapping)]
+    for name, value in settings.items():
+        having = [part for part in merged if has_setting(part.get("name", "wasserstein"), name)]
+        if len(having) != 1:
+            raise RecipeError(
+                f"regularizer.{name} is set, but regularizer is a list (a sum), of which {len(having)} parts have it: "
+                "which one is meant? Write the whole list, or name another regularizer with regularizer.name"
+            )
+        having[0][name] = copy.deepcopy(value)
+    return merged
+
+
+def _changes_parts(settings: Mapping[str, Any]) -> bool:
+    """Whether they change a regularizer, and name none. A setting that there is not is no change: the error is told by
+    who reads it.
+    """
+    known = RegularizerSpec.setting_types().keys()
+    return bool(settings) and settings.keys() <= known and not RESETS["regularizer"].keys() & settings.keys()
 
 
 def merge_dotted(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from wpr.config.recipe import Recipe, typed_recipe
 from wpr.config.typed import unknown
 from wpr.config.yaml_file import parse_value, read_yaml
 from wpr.errors import RecipeError
-from wpr.regularizers.spec import RegularizerSpec, has_setting
+from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec, has_setting
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """The shipped ones."""
@@ -71,7 +71,9 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{COMMAND_LINE}: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
         changes[key.strip()] = parse_value(value)
         origins[key.strip()] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
-    source = RecipeSource(with_changes(file.values, changes), origins)
+    default = RegularizerSpec.parse(RECOMMENDED).given()  # written out, so that changes find its parts
+    values = {"regularizer": default, **file.values}
+    source = RecipeSource(with_changes(values, changes), origins)
     recipe = source.recipe()
     for policy in recipe.policy_names:  # an error in any of them is reported now, not hours later
         source.recipe(policy)

@@ -343,7 +343,7 @@ class ChiSquared(FDivergence):
 
 
 class SquaredHellinger(FDivergence):
-    """``sum (sqrt p - sqrt q)^2``: what the semantic Wasserstein form becomes when no token has neighbours, and so its
+    """``sum (sqrt p - sqrt q)^2``: what the unbalanced Wasserstein form becomes when no token has neighbours, and so its
     control.
     """
 

@@ -139,6 +139,20 @@ class RegularizerSpec:
         return cls.from_settings(**values) if isinstance(values, Mapping) else cls.sum_of(map(cls.from_plain, values))
 
     @classmethod
+    def from_record(cls, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> RegularizerSpec:
+        """From what `resolved` returned, now or in an older release, in which ``semantic`` was what ``unbalanced`` is
+        and had no transform. What is at its default counts as not set.
+        """
+        if not isinstance(values, Mapping):
+            return cls.sum_of(map(cls.from_record, values))
+        if values.get("preset") == "semantic" and "transform" not in values:
+            values = {**values, "preset": "unbalanced"}
+        if values.get("preset") in PRESETS:
+            defaults = cls(preset=values["preset"]).resolved()
+            values = {name: value for name, value in values.items() if name == "preset" or value != defaults.get(name)}
+        return cls.from_settings(**values)
+
+    @classmethod
     def sum_of(cls, parts: Iterable[RegularizerSpec]) -> RegularizerSpec:
         """A sum. Parts with a geometry must agree on it and on k2: they are measured on one support."""
         listed = tuple(parts)
@@ -243,9 +257,11 @@ class RegularizerSpec:
             return [part.resolved() for part in self.parts]
         if self.is_wasserstein:
             geometry, settings = dataclasses.asdict(self.costs), dataclasses.asdict(self.settings())
-            for name, default in (("transform", NONE), ("power", 1)):  # runs from before there were these are the same
-                if geometry[name] == default:
-                    del geometry[name]
+            # Runs from before there were these are the same; `from_record` knows a transform by its absence.
+            if geometry["power"] == 1:
+                del geometry["power"]
+            if geometry["transform"] == TRANSFORMS[self.preset or "semantic"] == NONE:
+                del geometry["transform"]
             return {"name": self.name, "preset": self.preset, **geometry, **settings, **self._weight}
         values: dict[str, Any] = {"name": self.name, "estimator": "gradient", "gauge": "value"}
         if self.name == "alpha":

@@ -110,7 +110,8 @@ class Wasserstein(Combinable):
                 stacklevel=2,
             )
 
-        if preset == "semantic" and geometry.metric is EUCLIDEAN and "unit" not in geometry.transform.text:
+        plain = geometry.metric is EUCLIDEAN and "unit" not in geometry.transform.text
+        if preset == "semantic" and plain and not {"lam", "rho"} <= settings.keys():
             warnings.warn(
                 f"preset='semantic' is for unit vectors, whose distances are at most 2, and this geometry has "
                 f"transform={geometry.transform.text!r}; make both with Wasserstein.from_model(model), or build the "

@@ -103,7 +103,7 @@ class FinishedRun:
 
     def regularizer(self, policy: str) -> RegularizerSpec:
         """What the policy was trained under."""
-        return RegularizerSpec.from_plain(self._record(policy)["inputs"]["regularizer"])
+        return RegularizerSpec.from_record(self._record(policy)["inputs"]["regularizer"])
 
     def temperature(self, policy: str) -> float:
         """Of the distributions that were compared in training."""

@@ -25,7 +25,7 @@ def _presets() -> list[Callable[[TokenGeometry], Any]]:
     ]
 
 
-@pytest.mark.parametrize("make", _presets(), ids=["semantic", "paper", "reverse-kl"])
+@pytest.mark.parametrize("make", _presets(), ids=["unbalanced", "paper", "reverse-kl"])
 def test_other_numbers_of_positions_compile_nothing(
     make: Callable[[TokenGeometry], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """The same for programs of one tile: 32 KB each."""
 
 PROGRAMS = 2048
-"""Programs for the tiles beyond the panels, if positions are fewer: nearly all have nothing to do, and starting them
+"""Programs for tiles one by one, if positions are fewer. Beyond panels nearly all have nothing to do, and starting them
 takes the time.
 """
 
