@@ -343,8 +343,8 @@ class ChiSquared(FDivergence):
 
 
 class SquaredHellinger(FDivergence):
-    """``sum (sqrt p - sqrt q)^2``: what the unbalanced Wasserstein form becomes when no token has neighbours, and so its
-    control.
+    """``sum (sqrt p - sqrt q)^2``: what the unbalanced Wasserstein form becomes when no token has neighbours, and
+    so its control.
     """
 
     name = "squared-hellinger"
