@@ -182,31 +182,48 @@ def scores_at(model: Module, states: Tensor) -> Tensor:
     return scores.squeeze(-1).float()
 
 
+REFERENCE_ADAPTER = "ref"
+"""What TRL calls the copy that it keeps of an adapter which it goes on training."""
+
+
 @contextmanager
 def adapter_off(model: Module) -> Iterator[None]:
-    """The model as it was before its PEFT adapter, for the duration.
-
-    On its way out PEFT makes all of the active adapters trainable, also what was frozen; that is undone.
-    """
-    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        with model.disable_adapter():
-            yield
-    finally:
-        for parameter, before in trained:
-            parameter.requires_grad_(before)
+    """The model as it was before its PEFT adapter, for the duration."""
+    with _trainable_as_before(model), model.disable_adapter():
+        yield
 
 
 @contextmanager
 def as_reference(policy: Module, reference: Module | None) -> Iterator[Module]:
     """The model that a policy is compared with: the reference or, where that is None, the policy with its adapter off
-    for the duration.
+    for the duration, or with `REFERENCE_ADAPTER` where it has one.
     """
     if reference is not None:
         yield reference
-        return
-    with adapter_off(policy):
-        yield policy
+    elif REFERENCE_ADAPTER in policy.peft_config:
+        active = policy.active_adapter
+        with _trainable_as_before(policy):
+            policy.set_adapter(REFERENCE_ADAPTER)
+            try:
+                yield policy
+            finally:
+                policy.set_adapter(active)
+    else:
+        with adapter_off(policy):
+            yield policy
+
+
+@contextmanager
+def _trainable_as_before(model: Module) -> Iterator[None]:
+    """Whenever PEFT switches adapters, it makes all of the active one trainable, also what was frozen; that is undone
+    at the end.
+    """
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, before in trained:
+            parameter.requires_grad_(before)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +241,18 @@ def sampling_of(args: PPOConfig, policy: Any, tokenizer: Any) -> Sampling:
     return Sampling(args.temperature, args.top_k, args.top_p, args.min_new_tokens, args.max_new_tokens, tuple(eos))
 
 
-def place_regularizer(regularizer: Regularizer | str, reference: Any, accelerator: Any) -> Regularizer:
+def place_regularizer(
+    regularizer: Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    reference: Any,
+    accelerator: Any,
+) -> Regularizer:
     """On this process's device; a geometry made from the reference's input or output embeddings uses them in place."""
-    if isinstance(regularizer, type) or not isinstance(regularizer, str | Regularizer):
+    if isinstance(regularizer, Mapping | list | tuple):
+        regularizer = RegularizerSpec.from_plain(regularizer)
+    if isinstance(regularizer, type) or not isinstance(regularizer, str | Regularizer | RegularizerSpec):
         raise TypeError(f"regularizer={regularizer!r} is no regularizer; pass a name, or an object such as ReverseKL()")
-    if isinstance(regularizer, str):
-        spec = RegularizerSpec.parse(regularizer)
+    if isinstance(regularizer, str | RegularizerSpec):
+        spec = RegularizerSpec.parse(regularizer) if isinstance(regularizer, str) else regularizer
         if not spec.is_wasserstein:
             return spec.build()
         if spec.costs.other_model is not None:

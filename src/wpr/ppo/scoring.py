@@ -156,15 +156,17 @@ def from_hidden(
     regularizer: Regularizer,
     policy: Module,
     policy_states: Tensor,
-    reference: Module,
+    reference: Module | None,
     reference_states: Tensor,
     tokens: Tensor,
     *,
+    temperature: float = 1.0,
     memory_mb: float = 512.0,
 ) -> RegularizerOutput:
-    """The same as ``regularizer(policy logits, reference logits, tokens)``.
+    """The same as ``regularizer(policy logits / temperature, reference logits / temperature, tokens)``.
 
-    policy, reference: causal language models of transformers, for their heads; also wrapped by PEFT.
+    policy, reference: causal language models of transformers, for their heads; also wrapped by PEFT. A reference of
+        None is the policy with its adapter off.
     policy_states, reference_states: ``(P, H)`` last hidden states, see `language_models.hidden_states`.
     tokens: ``(P,)`` the sampled tokens.
     memory_mb: of the logits of both models that exist at a time.
@@ -174,14 +176,14 @@ def from_hidden(
         states = [hidden_states(model, ids, mask)[:, :-1].flatten(0, 1) for model in (policy, reference)]
         out = from_hidden(Wasserstein(geometry), policy, states[0], reference, states[1], ids[:, 1:].flatten())
     """
-    slices = _checked_slices(policy, policy_states, reference_states, memory_mb)
+    slices = _checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
     if tokens.shape != policy_states.shape[:1]:
         raise ValueError(
             f"tokens of shape {tuple(tokens.shape)} for {len(policy_states)} positions; pass one token id per position"
         )
     penalties = SlicedPenalties(regularizer)
     for rows, policy_logits, reference_logits in logits_in_slices(
-        policy, policy_states, reference, reference_states, slices
+        policy, policy_states, reference, reference_states, slices, temperature
     ):
         with _counted_from(rows.start):
             penalties.add(policy_logits, reference_logits, tokens[rows])
@@ -223,9 +225,7 @@ def loss_from_hidden(
         divergence = loss_from_hidden(ReverseKL(), policy, states[0], reference, states[1])
         (policy_loss + beta * divergence.mean()).backward()
     """
-    slices = _checked_slices(policy, policy_states, reference_states, memory_mb)
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature} must be a positive number; 1 leaves the logits as they are")
+    slices = _checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
 
     def slice_loss(states: Tensor, other_states: Tensor, start: int) -> Tensor:
         with torch.no_grad(), as_reference(policy, reference) as model:
@@ -240,8 +240,12 @@ def loss_from_hidden(
     return torch.cat(parts)
 
 
-def _checked_slices(policy: Module, policy_states: Tensor, reference_states: Tensor, memory_mb: float) -> int:
+def _checked_slices(
+    policy: Module, policy_states: Tensor, reference_states: Tensor, memory_mb: float, temperature: float
+) -> int:
     """In how many slices these states ``(P, H)`` are scored; refuse what does not fit together."""
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature} must be a positive number; 1 leaves the logits as they are")
     if policy_states.ndim != 2 or reference_states.ndim != 2 or len(policy_states) != len(reference_states):
         raise ValueError(
             f"hidden states {tuple(policy_states.shape)} and {tuple(reference_states.shape)} must be (positions, "
