@@ -9,6 +9,7 @@ in bf16 for one model. Splitting the forward pass lets the caller hold a slice o
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -224,6 +225,28 @@ def _trainable_as_before(model: Module) -> Iterator[None]:
     finally:
         for parameter, before in trained:
             parameter.requires_grad_(before)
+
+
+def copy_of(model: Module) -> Module:
+    """A copy that computes by its own weights also where trainers have put other functions in the place of the model's
+    and its head's forward methods: these would go on calling the original.
+    """
+    copied = copy.deepcopy(model)
+    for module in (copied, copied.get_output_embeddings()):
+        vars(module).pop("forward", None)
+    return copied
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """The model without dropout, for the duration."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

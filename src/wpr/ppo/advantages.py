@@ -66,3 +66,18 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, reduce: Re
     means = [total / count.clamp_min(1) for total in sums]
     spread = reduce(torch.stack([(target - means[0]).square().sum(), (error - means[1]).square().sum()]))
     return torch.where(spread[0] > 0, 1 - spread[1] / spread[0].clamp_min(1e-300), torch.zeros_like(spread[0]))
+
+
+def beyond_the_others(values: Tensor, present: Tensor, group: int) -> Tensor:
+    """Values ``(B, T)`` less the mean of the others of their group at the same position; 0 where none is present.
+
+    present: ``(B, T)`` 1 where there is a value, else 0; others that are not present do not count, and a value without
+        others is left as it is. group: how many rows in sequence are responses to one prompt.
+
+    What the others' values are does not depend on a response's own tokens, so that the mean is a baseline: it changes
+    the variance of the policy gradient, not its expectation. A mean over the whole group would scale it by
+    (group - 1) / group.
+    """
+    grouped, there = (rows.reshape(-1, group, rows.shape[-1]) for rows in (values * present, present))
+    others = (grouped.sum(1, keepdim=True) - grouped) / (there.sum(1, keepdim=True) - there).clamp(min=1)
+    return ((grouped - others) * there).reshape(values.shape)

@@ -136,8 +136,13 @@ class Sum(Combinable):
 
     def loss(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
         """See `Regularizer.loss`."""
-        losses = [weight * part.loss(policy_logits, reference_logits, tokens) for weight, part in self.parts]
-        return torch.stack(losses).sum(0)
+        weights = [weight for weight, _ in self.parts]
+        losses = self.part_losses(policy_logits, reference_logits, tokens).unbind(-1)
+        return torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum(0)
+
+    def part_losses(self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """`loss` of each part, without its weight: one column for each of `labels`."""
+        return torch.stack([part.loss(policy_logits, reference_logits, tokens) for _, part in self.parts], -1)
 
     def _added(
         self, transported: Sequence[RegularizerOutput], others: Sequence[RegularizerOutput]

@@ -1,0 +1,257 @@
+"""TRL's GRPO and RLOO under any regularizer: the exact penalty in the reward, or the exact divergence in the loss.
+
+Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
+``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
+
+In the reward, for penalties c_t and C_t = c_t + c_{t+1} + ... to the end of the completion,
+
+    advantage_t  =  TRL's advantage  -  beta k (C_t - mean of C_t over the group's others that have a token t)
+
+with k = (G-1)/G for GRPO, whose baseline scales the reward's gradient by that, and 1 for RLOO. Where TRL has one ratio
+for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own.
+docs/trl.md derives both, and has the costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from wpr.language_models import Module, as_reference, check_split, copy_of, evaluating, is_peft, plain_model
+from wpr.ppo.advantages import beyond_the_others
+from wpr.ppo.distributed import is_sharded, place_frozen
+from wpr.ppo.parts import place_regularizer
+from wpr.ppo.scoring import from_hidden, loss_from_hidden
+from wpr.regularizers import Regularizer, Sum
+from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
+
+try:
+    import trl
+except ModuleNotFoundError as error:
+    raise ImportError("wpr.trl needs TRL; install it with `pip install 'wpr[train]'`") from error
+
+__all__ = ["GRPOTrainer", "RLOOTrainer"]
+
+LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")
+"""Those of `trl.GRPOConfig` whose average over tokens is known here."""
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer as _Trainer  # or any other
+else:
+    _Trainer = object
+
+
+class Regularized(_Trainer):  # type: ignore[misc]
+    """What both trainers have beside TRL's own.
+
+    regularizer: a name with settings, or a sum of them (`wpr.regularizers.spec`); the same as a mapping or a list; or
+        an object. Its geometry, if it has one, is measured once, on the embeddings of the model before training.
+    regularizer_in: ``reward`` or ``loss``.
+    regularizer_beta: weight of the penalty; 0 only logs the divergence.
+    regularizer_memory_mb: for the logits of both models that exist at a time.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        *others: Any,
+        regularizer: Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Any] = RECOMMENDED,
+        regularizer_in: Literal["reward", "loss"] = "reward",
+        regularizer_beta: float = 0.05,
+        regularizer_memory_mb: float = 512.0,
+        **options: Any,
+    ) -> None:
+        self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
+        self.regularizer_memory_mb = regularizer_memory_mb
+        if args is not None:  # before a model is loaded
+            self._check_settings(args)
+        super().__init__(model, reward_funcs, args, *others, **options)
+        self._check_settings(self.args)
+        policy = self.accelerator.unwrap_model(self.model)
+        self._check_model(policy)
+        self.reference = None if is_peft(policy) else place_frozen(copy_of(policy), self.accelerator)
+        # The precision of TRL's own head.
+        self._head_context = nullcontext if getattr(args, "cast_lm_head_to_fp32", False) else self.accelerator.autocast
+        placed = place_regularizer(regularizer, self.reference or policy, self.accelerator)
+        self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
+
+    def _check_settings(self, args: Any) -> None:
+        """Refuse settings that cannot be, and those of TRL that would be doubled or ignored."""
+        form, beta, quantile = self.regularizer_in, self.regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
+        loss_type = getattr(args, "loss_type", "dapo")
+        liger = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
+        faults = {
+            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
+            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
+            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
+            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
+            f"{' '.join(liger)}=True replaces layers that hidden states come from; set it to False": bool(liger),
+            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
+            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
+            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
+            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
+        }
+        for message in (message for message, found in faults.items() if found):
+            raise ValueError(message)
+
+    def _check_model(self, policy: Module) -> None:
+        kind = policy.active_peft_config if is_peft(policy) else None
+        faults = {
+            f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
+            "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
+            f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
+        }
+        for message in (message for message, found in faults.items() if found):
+            raise ValueError(message)
+        check_split(policy)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.regularizer_in == "loss":
+            return batch
+        mode, mask = "train" if self.model.training else "eval", _drawn(batch)
+        group = self.num_generations if mode == "train" else self.num_generations_eval
+        penalty = self._penalties(batch, mask, mode)
+        if self._one_ratio_per_sequence:
+            to_go, present = penalty.sum(-1, keepdim=True), mask.any(-1, keepdim=True)
+        else:
+            to_go, present = penalty.flip(-1).cumsum(-1).flip(-1), mask
+        # A group may be spread over processes, each with a T of its own.
+        both = torch.stack([to_go, present.to(to_go)], -1)
+        everyone = self.accelerator.gather(self.accelerator.pad_across_processes(both, dim=1))
+        beyond = beyond_the_others(everyone[..., 0], everyone[..., 1], group)
+        beyond = beyond[self.accelerator.process_index * len(mask) :][: len(mask), : to_go.shape[1]]
+        factor = 0.0 if group == 1 else self._baseline_factor(group)  # TRL's advantages are 0 without others, too
+        advantages = batch["advantages"].unsqueeze(-1) - self.regularizer_beta * factor * beyond
+        batch["advantages"] = advantages.squeeze(-1) if self._one_ratio_per_sequence else advantages
+        return batch
+
+    @torch.no_grad()
+    def _penalties(self, batch: Mapping[str, Any], mask: Tensor, mode: str) -> Tensor:
+        """Of completion tokens ``(B, T)``, 0 where the mask is; both models run without dropout."""
+        policy = self.accelerator.unwrap_model(self.model)
+        sequences = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        size = getattr(self.args, f"per_device_{mode}_batch_size")
+        labels = self.regularizer.labels
+        found = [torch.zeros(2 + len(labels), 0, device=mask.device)]
+        for rows in torch.arange(len(mask), device=mask.device).split(size):
+            here = mask[rows]
+            given = {"input_ids": sequences[rows], "attention_mask": attention[rows], "use_cache": False}
+            with evaluating(policy), self.accelerator.autocast():
+                own = _states_before(plain_model(policy).base_model(**given), here)
+            other = self._reference_states(given, here)
+            with self._head_context():
+                out = from_hidden(
+                    self.regularizer, policy, own, self.reference, other, batch["completion_ids"][rows][here],
+                    temperature=self.temperature, memory_mb=self.regularizer_memory_mb,
+                )  # fmt: skip
+            parts = [out.diagnostics[f"{label}.divergence"] for label in labels]
+            found.append(torch.stack([out.penalty, out.divergence, *parts]).float())
+        values = torch.cat(found, -1)
+        self._log_means(["penalty", "divergence", *labels], values, mode)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values[0])
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: Any = False, num_items_in_batch: Any = None) -> Any:
+        """TRL's, with the divergence on top in the loss form."""
+        given = (model, inputs, return_outputs, num_items_in_batch)
+        if self.regularizer_in == "reward":
+            return super().compute_loss(*given)
+        policy, mask = self.accelerator.unwrap_model(self.model), _drawn(inputs)
+        calls: list[tuple[Any, Any]] = []
+        body = plain_model(policy).base_model
+        keep = body.register_forward_hook(lambda _, __, options, out: calls.append((options, out)), with_kwargs=True)
+        try:
+            loss = super().compute_loss(*given)
+        finally:
+            keep.remove()
+        length = inputs["prompt_ids"].shape[1] + mask.shape[1]
+        if [getattr(out, "last_hidden_state", mask).shape[:2] for _, out in calls] != [(len(mask), length)]:
+            raise RuntimeError(
+                f"TRL {trl.__version__} ran the model {len(calls)} time(s) for its loss, not once over {len(mask)} x "
+                f"{length} tokens, so that no hidden states are known; use regularizer_in='reward', or TRL 1.16"
+            )
+        options, out = calls[0]
+        other = self._reference_states(options, mask)
+        each: Any = SimpleNamespace(loss=self.regularizer.part_losses)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0), self._head_context():
+            parts = loss_from_hidden(
+                each, policy, _states_before(out, mask), self.reference, other,
+                temperature=self.temperature, memory_mb=self.regularizer_memory_mb,
+            ).float()  # fmt: skip
+        divergence = parts @ parts.new_tensor([weight for weight, _ in self.regularizer.parts])
+        values = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
+        self._log_means(["divergence", *self.regularizer.labels], values, "train" if self.model.training else "eval")
+        placed = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, divergence)
+        return loss + self.regularizer_beta * self._average(placed, mask, inputs)
+
+    @torch.no_grad()
+    def _reference_states(self, options: Mapping[str, Any], mask: Tensor) -> Tensor:
+        """The reference's hidden states ``(P, H)``, from what the policy's body was called with."""
+        policy = self.accelerator.unwrap_model(self.model)
+        with as_reference(policy, self.reference) as model, evaluating(model), self.accelerator.autocast():
+            return _states_before(plain_model(model).base_model(**options), mask)
+
+    def _log_means(self, names: Sequence[str], values: Tensor, mode: str) -> None:
+        """Means of ``values`` (names, P) over the tokens of all processes, in TRL's log as ``regularizer/NAME``."""
+        totals = torch.cat([values.sum(-1), values.new_tensor([values.shape[-1]])])
+        *sums, count = self.accelerator.reduce(totals, reduction="sum").tolist()
+        for name, total in zip(names, sums, strict=True):
+            self._metrics[mode][f"regularizer/{name}"].append(total / max(count, 1))
+
+
+class GRPOTrainer(Regularized, trl.GRPOTrainer):  # type: ignore[misc]
+    """TRL's `GRPOTrainer` under a regularizer; what it takes beside TRL's arguments is with `Regularized`."""
+
+    @property
+    def _one_ratio_per_sequence(self) -> bool:
+        return bool(self.importance_sampling_level == "sequence")
+
+    def _baseline_factor(self, group: int) -> float:
+        return (group - 1) / group
+
+    def _average(self, values: Tensor, mask: Tensor, inputs: Mapping[str, Any]) -> Any:
+        """TRL's average over completion tokens ``(B, T)`` by ``loss_type``, scaled for accumulation as there."""
+        training = self.model.training
+        steps = self.current_gradient_accumulation_steps if training else 1
+        if self.loss_type in ("dapo", "cispo", "vespo"):  # num_items_in_batch: of all processes, since generation
+            share = steps / self.args.steps_per_generation if training else 1
+            return values.sum() / (inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes * share)
+        if self.loss_type in ("grpo", "sapo"):
+            return (values.sum(-1) / mask.sum(-1).clamp(min=1)).mean() / steps
+        if self.loss_type == "bnpo":
+            return values.sum() / mask.sum().clamp(min=1) / steps
+        return values.sum(-1).mean() / (self.max_completion_length if self.loss_type == "dr_grpo" else 1) / steps
+
+
+class RLOOTrainer(Regularized, trl.RLOOTrainer):  # type: ignore[misc]
+    """TRL's `RLOOTrainer` under a regularizer; what it takes beside TRL's arguments is with `Regularized`."""
+
+    _one_ratio_per_sequence = True
+
+    def _baseline_factor(self, group: int) -> float:
+        return 1.0
+
+    def _average(self, values: Tensor, mask: Tensor, inputs: Mapping[str, Any]) -> Any:
+        return values.sum(-1).mean()  # a sequence's log-probabilities are summed there; the Trainer divides by steps
+
+
+def _drawn(batch: Mapping[str, Any]) -> Tensor:
+    """Which completion tokens ``(B, T)`` the policy drew: no padding, no answers of tools."""
+    mask: Tensor = batch["completion_mask"].bool()
+    return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
+
+
+def _states_before(output: Any, mask: Tensor) -> Tensor:
+    """The last hidden states ``(P, H)`` that predict the completion tokens of a mask ``(B, T)``."""
+    states: Tensor = output.last_hidden_state[:, -mask.shape[1] - 1 : -1][mask]
+    return states
