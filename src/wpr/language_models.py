@@ -187,6 +187,19 @@ REFERENCE_ADAPTER = "ref"
 """What TRL calls the copy that it keeps of an adapter which it goes on training."""
 
 
+def keep_adapter(model: Module) -> None:
+    """Keep the active adapter as it is now, frozen, as `REFERENCE_ADAPTER`; one that is there already stays."""
+    if REFERENCE_ADAPTER in model.peft_config:
+        return
+    name = model.active_adapter
+    with _trainable_as_before(model):
+        model.add_adapter(REFERENCE_ADAPTER, model.peft_config[name])
+    for own, parameter in list(model.named_parameters()):
+        if f".{name}." in own:
+            kept = model.get_parameter(own.replace(f".{name}.", f".{REFERENCE_ADAPTER}."))
+            kept.requires_grad_(False).copy_(parameter.detach())
+
+
 @contextmanager
 def adapter_off(model: Module) -> Iterator[None]:
     """The model as it was before its PEFT adapter, for the duration."""

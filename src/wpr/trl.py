@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from wpr.language_models import Module, as_reference, check_split, copy_of, evaluating, is_peft, plain_model
+from wpr.language_models import (
+    Module,
+    as_reference,
+    check_split,
+    copy_of,
+    evaluating,
+    is_peft,
+    keep_adapter,
+    plain_model,
+)
 from wpr.ppo.advantages import beyond_the_others
 from wpr.ppo.distributed import is_sharded, place_frozen
 from wpr.ppo.parts import place_regularizer
@@ -77,6 +86,8 @@ class Regularized(_Trainer):  # type: ignore[misc]
         self._check_settings(self.args)
         policy = self.accelerator.unwrap_model(self.model)
         self._check_model(policy)
+        if is_peft(model):  # not a new adapter: where it starts from is the reference, as in TRL
+            keep_adapter(policy)
         self.reference = None if is_peft(policy) else place_frozen(copy_of(policy), self.accelerator)
         # The precision of TRL's own head.
         self._head_context = nullcontext if getattr(args, "cast_lm_head_to_fp32", False) else self.accelerator.autocast

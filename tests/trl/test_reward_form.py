@@ -28,7 +28,7 @@ from wpr.trl import GRPOTrainer
 WORDS, BETA, LAM, RHO = 12, 0.5, 5.0, 2.0
 EMBEDDINGS = clustered_embeddings(words=4, per_word=3, size=16, spread=0.4)
 GEOMETRY = TokenGeometry.from_embeddings(EMBEDDINGS, neighbours=4)
-TRANSPORT = Wasserstein(GEOMETRY, "unbalanced", k2=WORDS, lam=LAM, rho=RHO, tolerance=1e-7, iterations=500)
+TRANSPORT = Wasserstein(GEOMETRY, "unbalanced", k2=WORDS, lam=LAM, rho=RHO)
 RNG = np.random.default_rng(0)
 REWARDS, REFERENCE = RNG.standard_normal(WORDS), softmax(RNG.standard_normal(WORDS))
 

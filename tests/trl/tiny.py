@@ -20,6 +20,11 @@ def counts_w7(completions: list[str], **columns: Any) -> list[float]:
     return [float(completion.split().count("w7")) for completion in completions]
 
 
+def prompts(count: int = 16) -> Dataset:
+    """Of one to four words."""
+    return Dataset.from_list([{"prompt": row["prompt"]} for row in tiny.prompts(count)])
+
+
 def trainer(
     folder: Path | str, algorithm: str = "grpo", model: Any = None, parts: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
@@ -32,7 +37,7 @@ def trainer(
     }  # fmt: skip
     given = {
         "reward_funcs": counts_w7,
-        "train_dataset": Dataset.from_list([{"prompt": row["prompt"]} for row in tiny.prompts(16)]),
+        "train_dataset": prompts(),
         "processing_class": tiny.tokenizer(),
         **(parts or {}),
     }
