@@ -187,17 +187,27 @@ REFERENCE_ADAPTER = "ref"
 """What TRL calls the copy that it keeps of an adapter which it goes on training."""
 
 
-def keep_adapter(model: Module) -> None:
-    """Keep the active adapter as it is now, frozen, as `REFERENCE_ADAPTER`; one that is there already stays."""
-    if REFERENCE_ADAPTER in model.peft_config:
-        return
-    name = model.active_adapter
-    with _trainable_as_before(model):
-        model.add_adapter(REFERENCE_ADAPTER, model.peft_config[name])
-    for own, parameter in list(model.named_parameters()):
-        if f".{name}." in own:
-            kept = model.get_parameter(own.replace(f".{name}.", f".{REFERENCE_ADAPTER}."))
-            kept.requires_grad_(False).copy_(parameter.detach())
+def starting_point(policy: Module, *, adapter_is_new: bool) -> Module | None:
+    """What a policy that is about to be trained will be compared with, for `as_reference`: a copy of it, or None if it
+    has an adapter. One that is not new is kept as it is now, frozen, as `REFERENCE_ADAPTER`, unless TRL has done so.
+    """
+    if not is_peft(policy):
+        copied = copy.deepcopy(policy)
+        for module in (
+            copied,
+            copied.get_output_embeddings(),
+        ):  # where TRL puts functions that go on calling the policy
+            vars(module).pop("forward", None)
+        return copied
+    if not adapter_is_new and REFERENCE_ADAPTER not in policy.peft_config:
+        name = policy.active_adapter
+        with _trainable_as_before(policy):
+            policy.add_adapter(REFERENCE_ADAPTER, policy.peft_config[name])
+        for own, parameter in list(policy.named_parameters()):
+            if f".{name}." in own:
+                kept = policy.get_parameter(own.replace(f".{name}.", f".{REFERENCE_ADAPTER}."))
+                kept.requires_grad_(False).copy_(parameter.detach())
+    return None
 
 
 @contextmanager
@@ -238,16 +248,6 @@ def _trainable_as_before(model: Module) -> Iterator[None]:
     finally:
         for parameter, before in trained:
             parameter.requires_grad_(before)
-
-
-def copy_of(model: Module) -> Module:
-    """A copy that computes by its own weights also where trainers have put other functions in the place of the model's
-    and its head's forward methods: these would go on calling the original.
-    """
-    copied = copy.deepcopy(model)
-    for module in (copied, copied.get_output_embeddings()):
-        vars(module).pop("forward", None)
-    return copied
 
 
 @contextmanager

@@ -18,21 +18,12 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from wpr.language_models import (
-    Module,
-    as_reference,
-    check_split,
-    copy_of,
-    evaluating,
-    is_peft,
-    keep_adapter,
-    plain_model,
-)
+from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
 from wpr.ppo.advantages import beyond_the_others
 from wpr.ppo.distributed import is_sharded, place_frozen
 from wpr.ppo.parts import place_regularizer
@@ -47,13 +38,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["GRPOTrainer", "RLOOTrainer"]
 
-LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")
-"""Those of `trl.GRPOConfig` whose average over tokens is known here."""
-
-if TYPE_CHECKING:
-    from trl import GRPOTrainer as _Trainer  # or any other
-else:
-    _Trainer = object
+LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")  # whose averages are known here
+_Trainer: Any = object  # one of TRL's stands behind it
 
 
 class Regularized(_Trainer):  # type: ignore[misc]
@@ -81,21 +67,19 @@ class Regularized(_Trainer):  # type: ignore[misc]
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
         self.regularizer_memory_mb = regularizer_memory_mb
         if args is not None:  # before a model is loaded
-            self._check_settings(args)
+            self._check(args)
         super().__init__(model, reward_funcs, args, *others, **options)
-        self._check_settings(self.args)
         policy = self.accelerator.unwrap_model(self.model)
-        self._check_model(policy)
-        if is_peft(model):  # not a new adapter: where it starts from is the reference, as in TRL
-            keep_adapter(policy)
-        self.reference = None if is_peft(policy) else place_frozen(copy_of(policy), self.accelerator)
+        self._check(self.args, policy)
+        before = starting_point(policy, adapter_is_new=not is_peft(model))
+        self.reference = before if before is None else place_frozen(before, self.accelerator)
         # The precision of TRL's own head.
-        self._head_context = nullcontext if getattr(args, "cast_lm_head_to_fp32", False) else self.accelerator.autocast
-        placed = place_regularizer(regularizer, self.reference or policy, self.accelerator)
+        self._head_context = nullcontext if getattr(self.args, "cast_lm_head_to_fp32", 0) else self.accelerator.autocast
+        placed = place_regularizer(regularizer, policy if before is None else before, self.accelerator)
         self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
 
-    def _check_settings(self, args: Any) -> None:
-        """Refuse settings that cannot be, and those of TRL that would be doubled or ignored."""
+    def _check(self, args: Any, policy: Module | None = None) -> None:
+        """Refuse settings that cannot be, those of TRL that would be doubled or ignored, and models not known here."""
         form, beta, quantile = self.regularizer_in, self.regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
         loss_type = getattr(args, "loss_type", "dapo")
         liger = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
@@ -110,19 +94,16 @@ class Regularized(_Trainer):  # type: ignore[misc]
             f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
             f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
         }
+        if policy is not None:
+            check_split(policy)
+            kind = policy.active_peft_config if is_peft(policy) else None
+            faults |= {
+                f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
+                "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
+                f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
+            }
         for message in (message for message, found in faults.items() if found):
             raise ValueError(message)
-
-    def _check_model(self, policy: Module) -> None:
-        kind = policy.active_peft_config if is_peft(policy) else None
-        faults = {
-            f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
-            "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
-            f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
-        }
-        for message in (message for message, found in faults.items() if found):
-            raise ValueError(message)
-        check_split(policy)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
@@ -202,6 +183,8 @@ class Regularized(_Trainer):  # type: ignore[misc]
         divergence = parts @ parts.new_tensor([weight for weight, _ in self.regularizer.parts])
         values = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
         self._log_means(["divergence", *self.regularizer.labels], values, "train" if self.model.training else "eval")
+        if self.regularizer_beta == 0:  # also where the divergence is infinite
+            return loss
         placed = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, divergence)
         return loss + self.regularizer_beta * self._average(placed, mask, inputs)
 

@@ -25,7 +25,7 @@ from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
 from wpr.ppo.advantages import beyond_the_others
 from wpr.trl import GRPOTrainer
 
-WORDS, BETA, LAM, RHO = 12, 0.5, 5.0, 2.0
+WORDS, BETA, LAM, RHO = 12, 0.8, 5.0, 2.0
 EMBEDDINGS = clustered_embeddings(words=4, per_word=3, size=16, spread=0.4)
 GEOMETRY = TokenGeometry.from_embeddings(EMBEDDINGS, neighbours=4)
 TRANSPORT = Wasserstein(GEOMETRY, "unbalanced", k2=WORDS, lam=LAM, rho=RHO)
@@ -133,14 +133,14 @@ OPTIMA: dict[str, tuple[Any, Any]] = {
 def test_training_ends_at_the_regularized_optimum(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     regularizer, divergence = OPTIMA[name]
     monkeypatch.setitem(tiny.TRAINERS, "grpo", (Weighted, tiny.TRAINERS["grpo"][1]))
-    steps = {"max_steps": 120, "learning_rate": 3e-2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.0}
+    steps = {"max_steps": 100, "learning_rate": 3e-2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.0}
     trainer = bandit(tmp_path, list(range(WORDS)), regularizer=regularizer, shuffle_dataset=False, **steps)
     trainer.train()
     optimum = solve(divergence, REWARDS, BETA, REFERENCE)
     reached = probabilities(trainer.model).detach().numpy()
     print(f"{name}: {distance(optimum, REFERENCE):.3f} to go, {distance(reached, optimum):.5f} from the optimum")
-    assert distance(optimum, REFERENCE) > 0.2
-    assert distance(reached, optimum) < 0.02
+    assert distance(optimum, REFERENCE) > 0.15
+    assert distance(reached, optimum) < 0.005
 
 
 def test_a_token_pays_for_its_future(tmp_path: Path) -> None:

@@ -162,3 +162,15 @@ def test_one_ratio_per_sequence(tmp_path: Path) -> None:
     rewards = torch.tensor(tiny.counts_w7(words)).view(-1, 4)
     total = rewards - 0.5 * penalty
     torch.testing.assert_close(batch["advantages"], (total - total.mean(-1, keepdim=True)).flatten(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["reward", "loss"])
+def test_bf16(form: str, tmp_path: Path) -> None:
+    """Heads run in the precision of TRL's own."""
+    trainer = tiny.trainer(
+        tmp_path, parts={"regularizer": "reverse-kl", "regularizer_in": form}, bf16=True, max_steps=3
+    )
+    trainer.train()
+    logged = [row["regularizer/divergence"] for row in trainer.state.log_history if "loss" in row]
+    assert logged[0] == pytest.approx(0, abs=1e-5)
+    assert 1e-5 < logged[2] < 1

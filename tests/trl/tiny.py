@@ -33,7 +33,7 @@ def trainer(
     settings = {
         "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 2, "beta": 0.0,
         "learning_rate": 1e-2, "use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 1,
-        "disable_tqdm": True, "gradient_checkpointing": False, "bf16": False, "temperature": 1.0,
+        "disable_tqdm": True, "bf16": False, "temperature": 1.0,
     }  # fmt: skip
     given = {
         "reward_funcs": counts_w7,
