@@ -19,6 +19,7 @@ LAYERS = [
     "language_models",
     "rewards",
     "ppo",
+    "trl",
     "recipes",
     "findings",
     "data",

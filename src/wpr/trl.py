@@ -8,8 +8,8 @@ In the reward, for penalties c_t and C_t = c_t + c_{t+1} + ... to the end of the
     advantage_t  =  TRL's advantage  -  beta k (C_t - mean of C_t over the group's others that have a token t)
 
 with k = (G-1)/G for GRPO, whose baseline scales the reward's gradient by that, and 1 for RLOO. Where TRL has one ratio
-for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own.
-docs/trl.md derives both, and has the costs.
+for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own. See
+docs/trl.md.
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ class Regularized(_Trainer):  # type: ignore[misc]
         policy = self.accelerator.unwrap_model(self.model)
         sequences = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        size = getattr(self.args, f"per_device_{mode}_batch_size")
-        labels = self.regularizer.labels
+        size, labels = getattr(self.args, f"per_device_{mode}_batch_size"), self.regularizer.labels
         found = [torch.zeros(2 + len(labels), 0, device=mask.device)]
         for rows in torch.arange(len(mask), device=mask.device).split(size):
             here = mask[rows]
@@ -160,8 +159,8 @@ class Regularized(_Trainer):  # type: ignore[misc]
             return super().compute_loss(*given)
         policy, mask = self.accelerator.unwrap_model(self.model), _drawn(inputs)
         calls: list[tuple[Any, Any]] = []
-        body = plain_model(policy).base_model
-        keep = body.register_forward_hook(lambda _, __, options, out: calls.append((options, out)), with_kwargs=True)
+        hook = plain_model(policy).base_model.register_forward_hook
+        keep = hook(lambda _, __, options, out: calls.append((options, out)), with_kwargs=True)
         try:
             loss = super().compute_loss(*given)
         finally:
@@ -172,8 +171,7 @@ class Regularized(_Trainer):  # type: ignore[misc]
                 f"TRL {trl.__version__} ran the model {len(calls)} time(s) for its loss, not once over {len(mask)} x "
                 f"{length} tokens, so that no hidden states are known; use regularizer_in='reward', or TRL 1.16"
             )
-        options, out = calls[0]
-        other = self._reference_states(options, mask)
+        out, other = calls[0][1], self._reference_states(calls[0][0], mask)
         each: Any = SimpleNamespace(loss=self.regularizer.part_losses)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0), self._head_context():
             parts = loss_from_hidden(
