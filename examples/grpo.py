@@ -1,4 +1,4 @@
-"""TRL's GRPO on wpr-pico, under reverse KL and transport: `python examples/grpo.py`. A minute on a laptop, nothing to
+"""TRL's GRPO on wpr-pico, under reverse KL and transport: `python examples/grpo.py`. Minutes on a laptop, nothing to
 download; needs `pip install 'wpr[train]'`.
 """
 
