@@ -71,8 +71,9 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{COMMAND_LINE}: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
         changes[key.strip()] = parse_value(value)
         origins[key.strip()] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
-    default = RegularizerSpec.parse(RECOMMENDED).given()  # written out, so that changes find its parts
-    values = {"regularizer": default, **file.values}
+    values = file.values
+    if "regularizer" not in values:  # written out, so that changes find its parts
+        values = values | {"regularizer": RegularizerSpec.parse(RECOMMENDED).given()}
     source = RecipeSource(with_changes(values, changes), origins)
     recipe = source.recipe()
     for policy in recipe.policy_names:  # an error in any of them is reported now, not hours later
