@@ -193,10 +193,8 @@ def starting_point(policy: Module, *, adapter_is_new: bool) -> Module | None:
     """
     if not is_peft(policy):
         copied = copy.deepcopy(policy)
-        for module in (
-            copied,
-            copied.get_output_embeddings(),
-        ):  # where TRL puts functions that go on calling the policy
+        # TRL puts functions there that go on calling the policy.
+        for module in (copied, copied.get_output_embeddings()):
             vars(module).pop("forward", None)
         return copied
     if not adapter_is_new and REFERENCE_ADAPTER not in policy.peft_config:

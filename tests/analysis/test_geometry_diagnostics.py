@@ -26,13 +26,6 @@ OPENINGS = ["Once upon a time, there was a small boat that", "One day, a boy nam
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
 def reference(model: Any) -> torch.Tensor:
     from transformers import AutoTokenizer
 

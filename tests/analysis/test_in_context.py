@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.analysis.substitution_texts import STORIES
 from tests.ppo import tiny
@@ -17,11 +17,6 @@ from wpr import pico
 from wpr.analysis.in_context import SentenceEncoder, similarities, word_nll
 from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

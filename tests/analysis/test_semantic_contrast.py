@@ -37,13 +37,6 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
 def geometry(model: Any) -> TokenGeometry:
     return TokenGeometry.from_model(model, progress=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.analysis.substitution_texts import STORIES
 from wpr import ReverseKL, SquaredHellinger, TokenGeometry, Wasserstein, pico
@@ -28,11 +28,6 @@ from wpr.model_geometry import RegularizerFactory
 
 K = 24
 SETTINGS: dict[str, Any] = {"k2": K, "lam": 20.0, "rho": 4.0}
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

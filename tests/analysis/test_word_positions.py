@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.analysis.substitution_texts import STORIES
 from wpr import pico
@@ -24,11 +24,6 @@ from wpr.analysis.word_positions import (
 )
 from wpr.errors import OptionError
 from wpr.transport.support import NO_TOKEN
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(pico.path(), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

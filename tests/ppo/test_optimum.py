@@ -26,7 +26,7 @@ BETA = 0.5
 
 def bandit_policy(reference: np.ndarray, embeddings: torch.Tensor) -> Any:
     """A policy that gives the reference distribution after the beginning of sequence, with these input embeddings."""
-    model = tiny.policy(**SIZES)
+    model = tiny.policy(vocab_size=len(reference), **SIZES)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(embeddings)
         state = model.model(torch.tensor([[tiny.BOS]])).last_hidden_state[0, -1]

@@ -16,6 +16,7 @@ from datasets import Dataset
 from scipy.special import softmax
 
 from tests.ppo import tiny as models
+from tests.ppo.test_optimum import bandit_policy
 from tests.problems import clustered_embeddings
 from tests.reference import newton
 from tests.regularizers.test_f_divergences import GENERATORS
@@ -33,17 +34,6 @@ RNG = np.random.default_rng(0)
 REWARDS, REFERENCE = RNG.standard_normal(WORDS), softmax(RNG.standard_normal(WORDS))
 
 
-def bandit_policy() -> Any:
-    """A policy whose distribution after the beginning of sequence is the reference's, by its head."""
-    model = models.policy(vocab_size=WORDS, hidden_size=16, intermediate_size=32)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(EMBEDDINGS)
-        state = model.model(torch.tensor([[models.BOS]])).last_hidden_state[0, -1]
-        logits = torch.tensor(np.log(REFERENCE), dtype=torch.float32)
-        model.lm_head.weight.copy_(torch.outer(logits, state) / state.square().sum())
-    return model
-
-
 def bandit(
     folder: Path, tokens: list[int], algorithm: str = "grpo", regularizer: Any = "reverse-kl", **changes: Any
 ) -> Any:
@@ -54,7 +44,7 @@ def bandit(
 
     scale = {"grpo": {"scale_rewards": "none"}, "rloo": {}}[algorithm]
     trainer = tiny.trainer(
-        folder, algorithm, bandit_policy(),
+        folder, algorithm, bandit_policy(REFERENCE, EMBEDDINGS),
         parts={
             "reward_funcs": reward, "regularizer": regularizer, "regularizer_beta": BETA,
             "train_dataset": Dataset.from_list([{"prompt": "<s>"}]),

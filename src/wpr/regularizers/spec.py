@@ -135,7 +135,7 @@ class RegularizerSpec:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> RegularizerSpec:
-        """From what `given` or `resolved` returned: settings, or a list of them for a sum."""
+        """From what `given` returned: settings, or a list of them for a sum."""
         return cls.from_settings(**values) if isinstance(values, Mapping) else cls.sum_of(map(cls.from_plain, values))
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from wpr.regularizers.regularizer import Gauge
@@ -89,43 +89,34 @@ def refuse_unknown_settings(given: Iterable[str], known: Iterable[str]) -> None:
             raise TypeError(f"unknown setting {name!r}; {hint}")
 
 
+_PAPER = WassersteinSettings(
+    lam=100.0,
+    k2=128,
+    iterations=10,
+    tolerance=0.0,
+    marginals="balanced",
+    rho=1.0,
+    floor=1e-16,
+    debias=False,
+    gauge="raw",
+    scaled=False,
+)
+_UNBALANCED = WassersteinSettings(
+    lam=5.0,
+    k2=128,
+    iterations=60,
+    tolerance=1e-4,
+    marginals="unbalanced",
+    rho=8.0,
+    floor=0.0,
+    debias=True,
+    gauge="value",
+    scaled=True,
+)
 PRESETS: dict[str, WassersteinSettings] = {
-    "paper": WassersteinSettings(
-        lam=100.0,
-        k2=128,
-        iterations=10,
-        tolerance=0.0,
-        marginals="balanced",
-        rho=1.0,
-        floor=1e-16,
-        debias=False,
-        gauge="raw",
-        scaled=False,
-    ),
-    "unbalanced": WassersteinSettings(
-        lam=5.0,
-        k2=128,
-        iterations=60,
-        tolerance=1e-4,
-        marginals="unbalanced",
-        rho=8.0,
-        floor=0.0,
-        debias=True,
-        gauge="value",
-        scaled=True,
-    ),
-    "semantic": WassersteinSettings(
-        lam=40.0,
-        k2=128,
-        iterations=120,
-        tolerance=1e-4,
-        marginals="unbalanced",
-        rho=2.0,
-        floor=0.0,
-        debias=True,
-        gauge="value",
-        scaled=False,
-    ),
+    "paper": _PAPER,
+    "unbalanced": _UNBALANCED,
+    "semantic": replace(_UNBALANCED, lam=40.0, rho=2.0, iterations=120, scaled=False),
 }
 """``paper`` reproduces the publication; ``unbalanced`` is its well-posed form on the same distances; ``semantic`` is
 that form on distances that know meaning in context, which we recommend in a sum with reverse KL (`RECOMMENDED` of

@@ -236,64 +236,34 @@ def _tile_kernel(
     out += position * n * out_stride
     near_tiles += position * pairs
     for pair in range(first_pair + tl.program_id(0) % programs, pairs, programs):
-        _tile(
-            pair, ids, embeddings, size, weight, radius, out, near_tiles + pair, n, width, row_stride, out_stride,
-            slack, factor, near_share, tie_margin, COSINE, POWER, FILL, FULL, TILE, COLUMNS,
-        )  # fmt: skip
-
-
-@triton.jit
-def _tile(
-    pair,
-    ids,
-    embeddings,
-    size,
-    weight,
-    radius,
-    out,
-    near,
-    n,
-    width,
-    row_stride,
-    out_stride,
-    slack,
-    factor,
-    near_share,
-    tie_margin,
-    COSINE: tl.constexpr,
-    POWER: tl.constexpr,
-    FILL: tl.constexpr,
-    FULL: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Costs of one tile of a position."""
-    first, second = tile_of(pair)
-    i = first * TILE + tl.arange(0, TILE)
-    j = second * TILE + tl.arange(0, TILE)
-    some = tl.load(ids + second * TILE) >= 0  # tokens come first, and the first tile is not after the second
-    if FILL | some:
-        token_i = tl.load(ids + i, mask=i < n, other=-1)
-        token_j = tl.load(ids + j, mask=j < n, other=-1)
-        x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
-        y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
-        products = tl.zeros([TILE, TILE], tl.float32)
-        for start in range(0, tl.where(some, width, 0), COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
-            y = tl.load(y_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
-            if FULL:
-                products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
-            else:
-                products = tl.dot(x, tl.trans(y), products)
-        factors = (size, weight, radius)
-        limits = (n, out_stride, slack, factor, near_share, tie_margin)
-        mirror = True if FULL else first != second
-        found = _finish(products, (i, token_i), (j, token_j), factors, limits, out, mirror, FILL, COSINE, POWER, FULL)
-        tl.store(near, found)
-    else:
-        _leave_out(i, j, n, out, out_stride)
-        tl.store(near, 0)
+        first, second = tile_of(pair)
+        i = first * TILE + tl.arange(0, TILE)
+        j = second * TILE + tl.arange(0, TILE)
+        some = tl.load(ids + second * TILE) >= 0  # tokens come first, and the first tile is not after the second
+        if FILL | some:
+            token_i = tl.load(ids + i, mask=i < n, other=-1)
+            token_j = tl.load(ids + j, mask=j < n, other=-1)
+            x_rows = embeddings + tl.maximum(token_i, 0) * row_stride
+            y_rows = embeddings + tl.maximum(token_j, 0) * row_stride
+            products = tl.zeros([TILE, TILE], tl.float32)
+            for start in range(0, tl.where(some, width, 0), COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                x = tl.load(x_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
+                y = tl.load(y_rows[:, None] + column[None, :], mask=column[None, :] < width, other=0.0)
+                if FULL:
+                    products = tl.dot(x, tl.trans(y), products, input_precision="tf32x3")
+                else:
+                    products = tl.dot(x, tl.trans(y), products)
+            factors = (size, weight, radius)
+            limits = (n, out_stride, slack, factor, near_share, tie_margin)
+            mirror = True if FULL else first != second
+            found = _finish(
+                products, (i, token_i), (j, token_j), factors, limits, out, mirror, FILL, COSINE, POWER, FULL
+            )
+            tl.store(near_tiles + pair, found)
+        else:
+            _leave_out(i, j, n, out, out_stride)
+            tl.store(near_tiles + pair, 0)
 
 
 @triton.jit
