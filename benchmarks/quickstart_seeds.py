@@ -122,7 +122,7 @@ def table(out: Path) -> None:
     matched = Table(
         "compared", "at score", "seeds", *(COLUMNS[name] for name in MATCHED), title="difference at the same score"
     )
-    for ours, theirs in [("semantic", "rkl"), ("semantic", "hellinger"), ("hellinger", "rkl")]:
+    for ours, theirs in [("unbalanced", "rkl"), ("unbalanced", "hellinger"), ("hellinger", "rkl")]:
         if {ours, theirs} <= set(policies):
             for label, quantile in (("low", 0.25), ("middle", 0.5), ("high", 0.75)):
                 matched.add_row(*_matched_row(found, ours, theirs, label, quantile))
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--policies", nargs="+", default=["rkl", "hellinger", "semantic"])
+    parser.add_argument("--policies", nargs="+", default=["rkl", "hellinger", "unbalanced"])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--limit", type=float, default=86400.0, help="seconds after which what runs is ended")
     parser.add_argument("--set", nargs="*", default=[], dest="settings", help="settings of the recipe, key=value")

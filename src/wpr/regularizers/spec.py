@@ -40,8 +40,9 @@ from wpr.regularizers.wasserstein_settings import (
 from wpr.transport.geometry import NEIGHBOURS, TokenGeometry, check_power
 from wpr.transport.transforms import NONE, steps_of
 
-_PLUS = re.compile(r"\s*\+\s*(?=[A-Za-z]|[0-9.]+(?:e[-+]?[0-9]+)?\s*\*)")
-_WEIGHTED = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?)\s*\*\s*(.*)")
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?"
+_PLUS = re.compile(rf"\s*\+\s*(?=[A-Za-z]|{_NUMBER}\s*\*)")
+_WEIGHTED = re.compile(rf"({_NUMBER})\s*\*\s*(.*)")
 
 OUTPUT = "output"
 """What `GeometrySpec.embeddings` calls the reference's output embeddings; a folder of that name is ``./output``."""
@@ -215,6 +216,8 @@ class RegularizerSpec:
                     f"{', '.join(one for one in known if one != 'name')}"
                 )
             values[key] = from_text(value, known[key], key)
+        if weight is not None and "weight" in values:
+            raise ValueError(f"{text!r} has the weights {weight:g} and {values['weight']:g}; keep one of them")
         return cls.from_settings(name, **{"weight": weight} | values)
 
     @staticmethod

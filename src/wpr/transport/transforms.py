@@ -109,7 +109,7 @@ def steps_of(text: str) -> list[tuple[str, float]]:
         else:
             close = difflib.get_close_matches(step, STEPS, 1)
             hint = f"did you mean {close[0]}?" if close else f"use steps as {', '.join(STEPS)}"
-            raise ValueError(f"transform={text!r} has the step {step!r}, which is none; {hint}, or none")
+            raise ValueError(f"transform={text!r} has the step {step!r}, which is none; {hint} (or write none)")
     return found
 
 
