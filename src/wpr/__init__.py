@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wpr.ppo import PPOConfig, PPOTrainer
-    from wpr.ppo.scoring import from_hidden, loss_from_hidden
+    from wpr.ppo.head_loss import loss_from_hidden
+    from wpr.ppo.scoring import from_hidden
     from wpr.regularizers import (
         Alpha,
         ChiSquared,
@@ -53,7 +54,7 @@ _ELSEWHERE = {
     "PPOTrainer": "wpr.ppo",
     "TokenGeometry": "wpr.transport.geometry",
     "from_hidden": "wpr.ppo.scoring",
-    "loss_from_hidden": "wpr.ppo.scoring",
+    "loss_from_hidden": "wpr.ppo.head_loss",
     "token_frequencies": "wpr.transport.geometry",
 }
 """Where names come from that are none of `wpr.regularizers`."""

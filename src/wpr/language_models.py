@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 Module = Any
 """A transformers model or a part of one: their attributes are known only when the program runs."""
@@ -68,13 +69,18 @@ def states_before(model: Module, input_ids: Tensor, attention_mask: Tensor, leng
     return hidden_states(model, input_ids, attention_mask)[:, -length - 1 : -1]
 
 
-def logits_of(model: Module, states: Tensor, temperature: float = 1.0) -> Tensor:
+def logits_of(
+    model: Module, states: Tensor, temperature: float = 1.0, weights: Mapping[str, Tensor] | None = None
+) -> Tensor:
     """Next-token logits ``(N, V)`` of hidden states ``(N, H)``, as the model's own forward pass computes them; over a
     temperature other than 1 in float32 at least, since a quotient rounded to bf16 is another distribution.
+
+    weights: that the head uses in the place of those of its own that have these names.
     """
     plain = plain_model(model)
     head = plain.get_output_embeddings()
-    logits: Tensor = head(states.to(head.weight.dtype) if not torch.is_autocast_enabled(states.device.type) else states)
+    given = states.to(head.weight.dtype) if not torch.is_autocast_enabled(states.device.type) else states
+    logits: Tensor = head(given) if weights is None else functional_call(head, dict(weights), (given,))
     config = plain.config.get_text_config()
     # What some architectures do between the head and the logits that they return.
     if getattr(config, "logits_scaling", None):  # Granite

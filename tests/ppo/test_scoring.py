@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -20,6 +21,9 @@ from wpr.language_models import hidden_states, logits_of
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.measures import LogitsError
 from wpr.ppo.scoring import PositionScorer, logits_in_slices, slice_count, slices_of
+from wpr.transport.kernels import VARIABLE
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -181,7 +185,7 @@ def losses(
         found = regularizer.loss(whole[0], whole[1].detach())
     else:
         found = loss_from_hidden(regularizer, policy, mine, reference, states[1], memory_mb=memory_mb, **settings)
-    weights = torch.linspace(-1, 2, len(found), dtype=found.dtype)  # a loss may weigh positions
+    weights = torch.linspace(-1, 2, len(found)).to(found)  # a loss may weigh positions
     return [found.detach(), *torch.autograd.grad((weights * found).sum(), [mine, head])]
 
 
@@ -206,6 +210,51 @@ def test_the_loss_and_its_gradients_are_those_of_whole_logits(kind: str, name: s
     assert whole[2].abs().max() > 1e-3
 
 
+@pytest.fixture(params=["torch", pytest.param("kernels", marks=pytest.mark.needs("triton"))])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(VARIABLE, "1" if request.param == "kernels" else "0")
+    return str(request.param)
+
+
+@pytest.mark.needs("triton")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_by_the_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sum and of its parts, against whole logits in float64."""
+    pair = [model(kind, seed).to(DEVICE) for seed in (0, 1)]
+    geometry = TokenGeometry.from_embeddings(pair[1].get_input_embeddings().weight.detach().float(), neighbours=20)
+    settings: dict[str, Any] = {"k2": 10, "iterations": 8, "tolerance": 0.0}
+    regularizer = ReverseKL() + 2 * Wasserstein(geometry, "unbalanced", **settings)
+    generator = torch.Generator().manual_seed(3)
+    states = [(0.3 * torch.randn(5, 32, generator=generator)).to(DEVICE) for _ in range(2)]
+    exact = [copy.deepcopy(one).double() for one in pair]
+    whole = losses(regularizer, *exact, [each.double() for each in states], None, temperature=0.7)
+    monkeypatch.setenv(VARIABLE, "1")
+    two_positions = 2 * 2 * 97 * 4 / 2**20
+    sliced = losses(regularizer, *pair, states, two_positions, temperature=0.7)
+    for ours, theirs in zip(sliced, whole, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=1e-5)
+    parts = loss_from_hidden(
+        regularizer, pair[0], states[0], pair[1], states[1], memory_mb=two_positions, temperature=0.7, by_part=True
+    )
+    assert parts.shape == (5, 2)
+    torch.testing.assert_close(parts[:, 0] + 2 * parts[:, 1], sliced[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.needs("triton")
+def test_a_loss_by_the_kernels_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits in bf16, gradients in the type of the weights, the same as through the graph."""
+    policy, reference = model("tied", 0).to(DEVICE), model("tied", 1).to(DEVICE)
+    states = [torch.randn(6, 32, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(2)]
+    found = []
+    for wish in ("0", "1"):
+        monkeypatch.setenv(VARIABLE, wish)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            found.append(losses(ReverseKL(), policy, reference, states, 2 * 2 * 97 * 4 / 2**20))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
 def test_the_gradient_is_that_of_finite_differences() -> None:
     policy, reference = model("tied", 0).double(), model("tied", 1).double()
     generator = torch.Generator().manual_seed(4)
@@ -228,17 +277,17 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
         assert (around[0] - around[1]) / (2 * step) == pytest.approx(float(gradient[row, column]), rel=1e-4, abs=1e-7)
 
 
-def test_the_reference_of_a_loss_gets_no_gradient_and_may_be_the_adapter_off() -> None:
+def test_the_reference_of_a_loss_gets_no_gradient_and_may_be_the_adapter_off(path: str) -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(
         tiny.policy(0), peft.LoraConfig(r=4, target_modules=["lm_head"], task_type="CAUSAL_LM")
-    )
+    ).to(DEVICE)
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     with torch.no_grad():
         for parameter in trained:
-            parameter.normal_(generator=torch.Generator().manual_seed(0))
-    base = tiny.policy(0)
-    states = [torch.randn(6, 32, requires_grad=True) for _ in range(2)]
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    base = tiny.policy(0).to(DEVICE)
+    states = [torch.randn(6, 32).to(DEVICE).requires_grad_() for _ in range(2)]
     results = []
     for reference in (None, base):
         loss = loss_from_hidden(ReverseKL(), adapted, states[0], reference, states[1], memory_mb=1e-6)
@@ -253,9 +302,9 @@ def test_the_reference_of_a_loss_gets_no_gradient_and_may_be_the_adapter_off() -
     assert all(parameter.requires_grad for parameter in trained)
 
 
-def test_a_loss_refuses_what_it_cannot_compute() -> None:
-    policy = model("tied", 0)
-    states = torch.zeros(5, 32)
+def test_a_loss_refuses_what_it_cannot_compute(path: str) -> None:
+    policy = model("tied", 0).to(DEVICE)
+    states = torch.zeros(5, 32, device=DEVICE)
     with pytest.raises(ValueError, match=r"\(5, 32\) and \(4, 32\)"):
         loss_from_hidden(ReverseKL(), policy, states, policy, states[:4])
     for wrong in (0, -1.0, float("nan")):

@@ -19,9 +19,11 @@ from tests.problems import clustered_embeddings
 from wpr import ForwardKL, TokenGeometry, Wasserstein, make_regularizer
 from wpr.regularizers import Sum
 from wpr.regularizers.registry import REGULARIZERS
+from wpr.transport import kernels
 from wpr.transport.support import log_masses
 
 V = 30
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GEOMETRY = TokenGeometry.from_embeddings(clustered_embeddings(words=V // 3), neighbours=8)
 CENTRED = TokenGeometry.from_embeddings(clustered_embeddings(words=V // 3), neighbours=8, transform="centre/unit")
 EXACT = {"tolerance": 0.0, "iterations": 150}
@@ -71,8 +73,8 @@ def weights_and_ids(regularizer: Any, policy: Tensor, reference: Tensor) -> tupl
     if isinstance(regularizer, Wasserstein):
         support = regularizer.support(policy, reference, policy.argmax(-1))
         return regularizer.penalties(support)[0], support.ids[:, :-1]
-    every = torch.arange(V).expand(len(policy), V)
-    penalties = torch.zeros(len(policy), V + 1, dtype=policy.dtype)
+    every = torch.arange(V, device=policy.device).expand(len(policy), V)
+    penalties = torch.zeros(len(policy), V + 1, dtype=policy.dtype, device=policy.device)
     for row in range(len(policy)):
         possible = policy[row].isfinite().nonzero().squeeze(-1)
         rows = [x[row].expand(len(possible), V) for x in (policy, reference)]
@@ -94,7 +96,7 @@ def finite_differences(
 
     def expected(change: float, penalties: Tensor = penalties) -> Tensor:
         """With every logit changed by itself ``(P, V)``."""
-        p = log_masses((policy.unsqueeze(1) + change * torch.eye(V, dtype=policy.dtype)).flatten(0, 1), ids).exp()
+        p = log_masses((policy.unsqueeze(1) + change * torch.eye(V).to(policy)).flatten(0, 1), ids).exp()
         return (p * penalties.masked_fill(p == 0, 0)).sum(-1).view(-1, V)
 
     gradient = (expected(step) - expected(-step)) / (2 * step)
@@ -107,8 +109,27 @@ def finite_differences(
 def test_gradient_is_the_one_of_finite_differences(name: str, kind: str, seed: int, dtype: torch.dtype) -> None:
     if kind == "masks differ" and name.removesuffix(", paper") in SHARP:
         return
-    regularizer = MAKE[name]()
-    policy, reference = logits(kind, seed, dtype)
+    check(MAKE[name](), kind, seed, dtype)
+
+
+BY_KERNELS: dict[str, Callable[[], Any]] = {
+    **{name: MAKE[name] for name in REGULARIZERS if name != "wasserstein"},
+    "sum": lambda: ForwardKL() + 4 * Wasserstein(CENTRED.to(DEVICE), "semantic", k2=10, tolerance=0.0, iterations=12),
+}
+
+
+@pytest.mark.needs("triton")
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_gradient_of_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "1")
+    for seed, kind in enumerate(KINDS):
+        if kind != "masks differ" or name not in SHARP:
+            check(BY_KERNELS[name](), kind, seed, torch.bfloat16 if seed % 2 else torch.float32, DEVICE)
+
+
+def check(regularizer: Any, kind: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Loss and gradient by themselves, and the gradient against finite differences."""
+    policy, reference = (x.to(device) for x in logits(kind, seed, dtype))
     expected, size = finite_differences(regularizer, policy.double(), reference.double())
     policy.requires_grad_()
     loss = regularizer.loss(policy, reference)

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from wpr.language_models import Module, as_reference, logits_of, plain_model
 from wpr.ppo.measures import LogitsError, Measures, token_statistics
@@ -176,7 +175,7 @@ def from_hidden(
         states = [hidden_states(model, ids, mask)[:, :-1].flatten(0, 1) for model in (policy, reference)]
         out = from_hidden(Wasserstein(geometry), policy, states[0], reference, states[1], ids[:, 1:].flatten())
     """
-    slices = _checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
+    slices = checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
     if tokens.shape != policy_states.shape[:1]:
         raise ValueError(
             f"tokens of shape {tuple(tokens.shape)} for {len(policy_states)} positions; pass one token id per position"
@@ -185,62 +184,13 @@ def from_hidden(
     for rows, policy_logits, reference_logits in logits_in_slices(
         policy, policy_states, reference, reference_states, slices, temperature
     ):
-        with _counted_from(rows.start):
+        with counted_from(rows.start):
             penalties.add(policy_logits, reference_logits, tokens[rows])
         del policy_logits, reference_logits
     return penalties.result()
 
 
-def loss_from_hidden(
-    regularizer: Regularizer,
-    policy: Module,
-    policy_states: Tensor,
-    reference: Module | None,
-    reference_states: Tensor,
-    *,
-    temperature: float = 1.0,
-    memory_mb: float = 512.0,
-) -> Tensor:
-    """The loss of each position ``(P,)``, with a gradient in the policy's hidden states and in its head:
-
-        loss_i = regularizer.loss(head(h_i) / temperature, reference head(g_i) / temperature)
-
-    for the policy's states h and the reference's g. It equals `Regularizer.loss` of whole logits, in the memory of one
-    slice: a slice of logits is made, reduced to its losses, and dropped. The backward pass makes the slice again, as a
-    fused linear cross-entropy does, so that both heads are applied, and penalties solved for, twice.
-
-    policy, reference: causal language models of transformers, for their heads; also wrapped by PEFT. A reference of
-        None is the policy with its adapter off.
-    policy_states, reference_states: ``(P, H)`` last hidden states, see `language_models.hidden_states`. The reference
-        gets no gradient.
-    memory_mb: of the logits of both models that exist at a time; what `Regularizer.loss` computes from them comes on
-        top.
-
-    Raises ValueError for states that are not of the same positions, for a temperature or memory that is not positive,
-    and for logits that are not a distribution, with the positions. Heads whose weights are sharded (ZeRO-3, FSDP) are
-    not gathered here: call it within the sharded module's forward pass, with as many positions on every process.
-
-    Example::
-
-        divergence = loss_from_hidden(ReverseKL(), policy, states[0], reference, states[1])
-        (policy_loss + beta * divergence.mean()).backward()
-    """
-    slices = _checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
-
-    def slice_loss(states: Tensor, other_states: Tensor, start: int) -> Tensor:
-        with torch.no_grad(), as_reference(policy, reference) as model:
-            reference_logits = logits_of(model, other_states, temperature)
-        with _counted_from(start):
-            return regularizer.loss(logits_of(policy, states, temperature), reference_logits)
-
-    parts = [
-        checkpoint(slice_loss, policy_states[rows], reference_states[rows], rows.start, use_reentrant=False)
-        for rows in slices_of(len(policy_states), slices)
-    ]
-    return torch.cat(parts)
-
-
-def _checked_slices(
+def checked_slices(
     policy: Module, policy_states: Tensor, reference_states: Tensor, memory_mb: float, temperature: float
 ) -> int:
     """In how many slices these states ``(P, H)`` are scored; refuse what does not fit together."""
@@ -260,7 +210,7 @@ def _checked_slices(
 
 
 @contextmanager
-def _counted_from(start: int) -> Iterator[None]:
+def counted_from(start: int) -> Iterator[None]:
     """Errors name positions of a slice; say where the slice starts."""
     try:
         yield

@@ -41,14 +41,16 @@ from wpr.regularizers.regularizer import (
     check_inputs,
     check_shapes,
     check_tensors,
+    checked_loss,
     refuse_impossible_tokens,
-    validate_with_one_sync,
+    validation,
 )
 from wpr.transport import kernels
 from wpr.transport.support import Support, refuse_rows_without_total, row_slices, working_dtype
 
 if TYPE_CHECKING:
     from wpr.transport.kernels.divergence import Sums
+    from wpr.transport.kernels.losses import HeldLoss
     from wpr.transport.kernels.support import ReducedLogits
 
 Estimator = Literal["gradient", "paper"]
@@ -124,7 +126,7 @@ class FDivergence(Combinable, ABC):
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
             sums = divergence_sums(policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5))
         out, token_p = self._from_sums(policy_logits, reference_logits, tokens, sums)
-        validate_with_one_sync(tokens, policy_logits.shape[-1], sums.log_policy, sums.log_reference, token_p)
+        validation(tokens, policy_logits.shape[-1], sums.log_policy, sums.log_reference, token_p)()
         return out
 
     def beside_transport(
@@ -159,6 +161,8 @@ class FDivergence(Combinable, ABC):
         """See `Regularizer.loss`. ``tokens`` are not needed: the expectation runs over the whole vocabulary."""
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         check_inputs(policy_logits, reference_logits, _any_tokens(policy_logits) if tokens is None else tokens)
+        if self.holds_loss(policy_logits, reference_logits):
+            return checked_loss(self, policy_logits, reference_logits)
         log_p, log_q = _log_softmax(policy_logits, reference_logits, 0)
         with torch.no_grad():
             weighted = (
@@ -171,6 +175,20 @@ class FDivergence(Combinable, ABC):
         # p * penalty, formed above without 0 * inf; its gradient in log p, the penalty held constant, is itself.
         carrier = 1 + (log_p - log_p.detach()).masked_fill(impossible, 0)
         return (weighted.masked_fill(impossible, 0) * carrier).sum(-1)
+
+    def holds_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
+        """See `LossHolder`."""
+        return self.estimator == "gradient" and self.uses_kernels(policy_logits, reference_logits)
+
+    @torch.no_grad()
+    def held_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> HeldLoss:
+        """See `LossHolder`."""
+        from wpr.transport.kernels.losses import DivergenceLoss
+
+        with torch.cuda.device_of(policy_logits):
+            return DivergenceLoss.measure(
+                policy_logits, reference_logits, self.name, getattr(self, "alpha", 0.5), self.gauge == "value"
+            )
 
     @torch.no_grad()
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -5,7 +5,7 @@ Notation for shapes: ``P`` positions, ``V`` vocabulary. The caller flattens and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from wpr.transport.support import refuse_rows_without_total
 
 if TYPE_CHECKING:
     from wpr.regularizers.sums import Sum
+    from wpr.transport.kernels.losses import HeldLoss
 
 Gauge = Literal["raw", "value"]
 """What is done with the constant that may be added to all penalties of a position: nothing, or chosen so that their
@@ -80,6 +81,27 @@ class TwoPhaseRegularizer(Regularizer, Protocol):
     def finish(self, slices: Sequence[Any]) -> RegularizerOutput:
         """The penalties of all positions, from what `reduce` kept of each slice."""
         ...
+
+
+@runtime_checkable
+class LossHolder(Regularizer, Protocol):
+    """A regularizer whose loss can be taken apart: what is computed once, and the gradient, a pass over the logits."""
+
+    def holds_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
+        """Whether that is so for these logits."""
+        ...
+
+    def held_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> HeldLoss:
+        """The loss of logits ``(P, V)`` and what its gradient needs. Rows that are no distribution are not refused."""
+        ...
+
+
+def checked_loss(regularizer: LossHolder, policy_logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """`Regularizer.loss` by a held one ``(P,)``."""
+    held = regularizer.held_loss(policy_logits.detach(), reference_logits)
+    refuse_rows_without_total(held.log_policy, "policy")
+    refuse_rows_without_total(held.log_reference, "reference")
+    return held.of(policy_logits, reference_logits)
 
 
 class Combinable:
@@ -165,16 +187,32 @@ def refuse_impossible_tokens(log_probability: Tensor, tokens: Tensor, first: int
         )
 
 
-def validate_with_one_sync(
+def validation(
     tokens: Tensor, vocabulary: int, log_policy: Tensor, log_reference: Tensor, log_probability: Tensor
-) -> None:
-    """Everything that the values can be refused for, at the price of one wait for the device: tokens outside of the
-    vocabulary, rows without a finite log-sum-exp, and tokens that the policy cannot emit: ``(P,)`` each.
+) -> Callable[[], None]:
+    """A function that refuses all that values ``(P,)`` can be refused for: tokens outside of the vocabulary, rows
+    without a finite log-sum-exp, and tokens that the policy cannot emit.
+
+    The device is asked now, for one answer, and the function waits for that answer alone: not for the work that the
+    device was given since.
     """
     known = tokens == tokens.clamp(0, vocabulary - 1)
     total = log_policy + log_reference + log_probability
-    if not (known & (total - total == 0)).all():  # infinities and NaN are no zero then
-        refuse_tokens_outside(tokens, vocabulary)
-        refuse_rows_without_total(log_policy, "policy")
-        refuse_rows_without_total(log_reference, "reference")
-        refuse_impossible_tokens(log_probability, tokens)
+    fine = (known & (total - total == 0)).all()  # infinities and NaN are no zero then
+    answered = None
+    if fine.is_cuda:
+        answer = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(fine, non_blocking=True)
+        answered = torch.cuda.Event()
+        answered.record(torch.cuda.current_stream(fine.device))
+        fine = answer
+
+    def refuse() -> None:
+        if answered is not None:
+            answered.synchronize()
+        if not fine:
+            refuse_tokens_outside(tokens, vocabulary)
+            refuse_rows_without_total(log_policy, "policy")
+            refuse_rows_without_total(log_reference, "reference")
+            refuse_impossible_tokens(log_probability, tokens)
+
+    return refuse

@@ -28,8 +28,9 @@ from wpr.regularizers.regularizer import (
     check_inputs,
     check_shapes,
     check_tensors,
+    checked_loss,
     refuse_impossible_tokens,
-    validate_with_one_sync,
+    validation,
 )
 from wpr.regularizers.wasserstein_settings import PRESETS, TRANSFORMS, Preset, refuse_unknown_settings
 from wpr.transport import kernels
@@ -42,6 +43,7 @@ from wpr.transport.sinkhorn import chunk_size, make_problem, solve_balanced, sol
 from wpr.transport.support import NO_TOKEN, Support, log_masses, truncate
 
 if TYPE_CHECKING:
+    from wpr.transport.kernels.losses import HeldLoss
     from wpr.transport.kernels.support import ReducedLogits
 
 KERNEL_COST_BYTES = 640 << 20
@@ -174,6 +176,8 @@ class Wasserstein(Combinable):
         support and its leftover mass.
         """
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
+        if self.holds_loss(policy_logits, reference_logits) and tokens is None:
+            return checked_loss(self, policy_logits, reference_logits)
         with torch.no_grad():
             if tokens is None:
                 tokens = policy_logits.argmax(-1)
@@ -183,6 +187,18 @@ class Wasserstein(Combinable):
         p = log_p.exp()
         # Where the policy's probability is zero in this precision, the penalty may be unbounded, but it is not paid.
         return (p * penalties.masked_fill(p == 0, 0)).sum(-1)
+
+    def holds_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> bool:
+        """See `LossHolder`."""
+        return self.uses_kernels(policy_logits, reference_logits)
+
+    @torch.no_grad()
+    def held_loss(self, policy_logits: Tensor, reference_logits: Tensor) -> HeldLoss:
+        """See `LossHolder`."""
+        from wpr.transport.kernels.losses import SupportLoss
+
+        reduced, _ = self.reduce_by_kernels(policy_logits, reference_logits, policy_logits.argmax(-1))
+        return SupportLoss.measure(reduced, self.penalties(reduced.support)[0])
 
     @torch.no_grad()
     def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -216,7 +232,7 @@ class Wasserstein(Combinable):
         self, policy_logits: Tensor, reference_logits: Tensor, tokens: Tensor
     ) -> tuple[Support, Callable[[], None]]:
         """The support, and a function that refuses bad rows and impossible tokens. With the kernels that question is
-        the only one that makes the host wait for the device, so it can be put off until all work has been handed over.
+        the only one that makes the host wait for the device, so it is put off until all work has been handed over.
         """
         check_tensors(policy_logits=policy_logits, reference_logits=reference_logits)
         if self.uses_kernels(policy_logits, reference_logits):
@@ -236,9 +252,10 @@ class Wasserstein(Combinable):
         vocabulary = self.geometry.vocabulary
         with torch.cuda.device_of(policy_logits):  # Triton launches on the current device, whatever the tensors' is
             reduced = reduce_logits(policy_logits, reference_logits, tokens, self.settings.k2, with_kl)
-        return reduced, lambda: validate_with_one_sync(
-            tokens, vocabulary, reduced.log_policy, reduced.log_reference, reduced.support.log_of_sampled
-        )
+            refuse = validation(
+                tokens, vocabulary, reduced.log_policy, reduced.log_reference, reduced.support.log_of_sampled
+            )
+        return reduced, refuse
 
     def _check(self, policy_logits: Tensor) -> None:
         """Refuse logits that do not belong to the geometry."""
