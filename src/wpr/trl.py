@@ -1,4 +1,5 @@
-"""TRL's GRPO and RLOO under any regularizer: the exact penalty in the reward, or the exact divergence in the loss.
+"""TRL's GRPO and RLOO under any regularizer, the exact penalty in the reward or the exact divergence in the loss; and
+TRL's on-policy distillation by any of them.
 
 Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
 ``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
@@ -8,8 +9,8 @@ In the reward, for penalties c_t and C_t = c_t + c_{t+1} + ... to the end of the
     advantage_t  =  TRL's advantage  -  beta k (C_t - mean of C_t over the group's others that have a token t)
 
 with k = (G-1)/G for GRPO, whose baseline scales the reward's gradient by that, and 1 for RLOO. Where TRL has one ratio
-for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own. See
-docs/trl.md.
+for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own. In
+distillation: D_t of student and teacher alone. See docs/trl.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -26,8 +26,10 @@ from torch import Tensor
 from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
 from wpr.ppo.advantages import beyond_the_others
 from wpr.ppo.distributed import is_sharded, place_frozen
+from wpr.ppo.head_loss import loss_from_hidden
+from wpr.ppo.measures import token_statistics
 from wpr.ppo.parts import place_regularizer
-from wpr.ppo.scoring import from_hidden, loss_from_hidden
+from wpr.ppo.scoring import from_hidden, logits_in_slices, slice_count
 from wpr.regularizers import Regularizer, Sum
 from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
 
@@ -36,13 +38,53 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("wpr.trl needs TRL; install it with `pip install 'wpr[train]'`") from error
 
-__all__ = ["GRPOTrainer", "RLOOTrainer"]
+__all__ = ["DistillationTrainer", "GRPOTrainer", "RLOOTrainer"]
 
 LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")  # whose averages are known here
 _Trainer: Any = object  # one of TRL's stands behind it
+AnyRegularizer = Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Any]
 
 
-class Regularized(_Trainer):  # type: ignore[misc]
+class Measuring(_Trainer):  # type: ignore[misc]
+    """A trainer that measures its model against another, and logs the divergences."""
+
+    def _place(self, regularizer: AnyRegularizer, reference: Module) -> None:
+        """On the reference's embeddings, as a sum; heads in the precision of TRL's own."""
+        self._head_context = nullcontext if getattr(self.args, "cast_lm_head_to_fp32", 0) else self.accelerator.autocast
+        placed = place_regularizer(regularizer, reference, self.accelerator)
+        self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
+
+    def _faults(self, policy: Module) -> dict[str, bool]:
+        """What is true of a model that cannot be measured here."""
+        check_split(policy)
+        kind = policy.active_peft_config if is_peft(policy) else None
+        return {
+            f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
+            "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
+            f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
+        }
+
+    def _divergence(self, policy: Module, own: Tensor, reference: Module | None, other: Tensor) -> Tensor:
+        """Of positions ``(P,)``, from the hidden states ``(P, H)`` of both models; logged, with that of each part."""
+        with self._head_context():
+            parts = loss_from_hidden(
+                self.regularizer, policy, own, reference, other,
+                temperature=self.temperature, memory_mb=self.regularizer_memory_mb, by_part=True,
+            ).float()  # fmt: skip
+        divergence: Tensor = (parts * parts.new_tensor([weight for weight, _ in self.regularizer.parts])).sum(-1)
+        values = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
+        self._log_means(["divergence", *self.regularizer.labels], values, "train" if self.model.training else "eval")
+        return divergence
+
+    def _log_means(self, names: Sequence[str], values: Tensor, mode: str) -> None:
+        """Means of ``values`` (names, P) over the tokens of all processes, in TRL's log as ``regularizer/NAME``."""
+        totals = torch.cat([values.sum(-1), values.new_tensor([values.shape[-1]])])
+        *sums, count = self.accelerator.reduce(totals, reduction="sum").tolist()
+        for name, total in zip(names, sums, strict=True):
+            self._metrics[mode][f"regularizer/{name}"].append(total / max(count, 1))
+
+
+class Regularized(Measuring):
     """What both trainers have beside TRL's own.
 
     regularizer: a name with settings, or a sum of them (`wpr.regularizers.spec`); the same as a mapping or a list; or
@@ -58,10 +100,10 @@ class Regularized(_Trainer):  # type: ignore[misc]
         reward_funcs: Any = None,
         args: Any = None,
         *others: Any,
-        regularizer: Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Any] = RECOMMENDED,
+        regularizer: AnyRegularizer = RECOMMENDED,
         regularizer_in: Literal["reward", "loss"] = "reward",
         regularizer_beta: float = 0.05,
-        regularizer_memory_mb: float = 512.0,
+        regularizer_memory_mb: float = 256.0,
         **options: Any,
     ) -> None:
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
@@ -73,37 +115,23 @@ class Regularized(_Trainer):  # type: ignore[misc]
         self._check(self.args, policy)
         before = starting_point(policy, adapter_is_new=not is_peft(model))
         self.reference = before if before is None else place_frozen(before, self.accelerator)
-        # The precision of TRL's own head.
-        self._head_context = nullcontext if getattr(self.args, "cast_lm_head_to_fp32", 0) else self.accelerator.autocast
-        placed = place_regularizer(regularizer, policy if before is None else before, self.accelerator)
-        self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
+        self._place(regularizer, policy if before is None else before)
 
     def _check(self, args: Any, policy: Module | None = None) -> None:
         """Refuse settings that cannot be, those of TRL that would be doubled or ignored, and models not known here."""
         form, beta, quantile = self.regularizer_in, self.regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
         loss_type = getattr(args, "loss_type", "dapo")
-        liger = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
-        faults = {
+        faults = _liger(args) | {
             f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
             f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
             f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
             "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
-            f"{' '.join(liger)}=True replaces layers that hidden states come from; set it to False": bool(liger),
             f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
             "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
             f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
             f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
         }
-        if policy is not None:
-            check_split(policy)
-            kind = policy.active_peft_config if is_peft(policy) else None
-            faults |= {
-                f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
-                "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
-                f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
-            }
-        for message in (message for message, found in faults.items() if found):
-            raise ValueError(message)
+        _refuse(faults if policy is None else faults | self._faults(policy))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
@@ -131,13 +159,12 @@ class Regularized(_Trainer):  # type: ignore[misc]
     def _penalties(self, batch: Mapping[str, Any], mask: Tensor, mode: str) -> Tensor:
         """Of completion tokens ``(B, T)``, 0 where the mask is; both models run without dropout."""
         policy = self.accelerator.unwrap_model(self.model)
-        sequences = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        sequences = _sequences(batch)
         size, labels = getattr(self.args, f"per_device_{mode}_batch_size"), self.regularizer.labels
         found = [torch.zeros(2 + len(labels), 0, device=mask.device)]
         for rows in torch.arange(len(mask), device=mask.device).split(size):
             here = mask[rows]
-            given = {"input_ids": sequences[rows], "attention_mask": attention[rows], "use_cache": False}
+            given = {**{name: values[rows] for name, values in sequences.items()}, "use_cache": False}
             with evaluating(policy), self.accelerator.autocast():
                 own = _states_before(plain_model(policy).base_model(**given), here)
             other = self._reference_states(given, here)
@@ -171,16 +198,9 @@ class Regularized(_Trainer):  # type: ignore[misc]
                 f"TRL {trl.__version__} ran the model {len(calls)} time(s) for its loss, not once over {len(mask)} x "
                 f"{length} tokens, so that no hidden states are known; use regularizer_in='reward', or TRL 1.16"
             )
-        out, other = calls[0][1], self._reference_states(calls[0][0], mask)
-        each: Any = SimpleNamespace(loss=self.regularizer.part_losses)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0), self._head_context():
-            parts = loss_from_hidden(
-                each, policy, _states_before(out, mask), self.reference, other,
-                temperature=self.temperature, memory_mb=self.regularizer_memory_mb,
-            ).float()  # fmt: skip
-        divergence = parts @ parts.new_tensor([weight for weight, _ in self.regularizer.parts])
-        values = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
-        self._log_means(["divergence", *self.regularizer.labels], values, "train" if self.model.training else "eval")
+        own, other = _states_before(calls[0][1], mask), self._reference_states(calls[0][0], mask)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0):
+            divergence = self._divergence(policy, own, self.reference, other)
         if self.regularizer_beta == 0:  # also where the divergence is infinite
             return loss
         placed = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, divergence)
@@ -192,13 +212,6 @@ class Regularized(_Trainer):  # type: ignore[misc]
         policy = self.accelerator.unwrap_model(self.model)
         with as_reference(policy, self.reference) as model, evaluating(model), self.accelerator.autocast():
             return _states_before(plain_model(model).base_model(**options), mask)
-
-    def _log_means(self, names: Sequence[str], values: Tensor, mode: str) -> None:
-        """Means of ``values`` (names, P) over the tokens of all processes, in TRL's log as ``regularizer/NAME``."""
-        totals = torch.cat([values.sum(-1), values.new_tensor([values.shape[-1]])])
-        *sums, count = self.accelerator.reduce(totals, reduction="sum").tolist()
-        for name, total in zip(names, sums, strict=True):
-            self._metrics[mode][f"regularizer/{name}"].append(total / max(count, 1))
 
 
 class GRPOTrainer(Regularized, trl.GRPOTrainer):  # type: ignore[misc]
@@ -235,6 +248,81 @@ class RLOOTrainer(Regularized, trl.RLOOTrainer):  # type: ignore[misc]
 
     def _average(self, values: Tensor, mask: Tensor, inputs: Mapping[str, Any]) -> Any:
         return values.sum(-1).mean()  # a sequence's log-probabilities are summed there; the Trainer divides by steps
+
+
+class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[misc]
+    """TRL's on-policy `DistillationTrainer`, whose loss is a regularizer's divergence of student and teacher in the
+    place of TRL's own. ``regularizer`` and ``regularizer_memory_mb`` are as of `Regularized`; costs between tokens come
+    from the teacher's embeddings.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        teacher_model: Any = None,
+        args: Any = None,
+        *others: Any,
+        regularizer: AnyRegularizer = RECOMMENDED,
+        regularizer_memory_mb: float = 256.0,
+        **options: Any,
+    ) -> None:
+        self.regularizer_memory_mb = regularizer_memory_mb
+        _refuse({"teacher_model=None leaves nothing to measure; pass a model or its name": teacher_model is None})
+        if args is not None:  # before a model is loaded
+            chosen = (
+                f"beta={args.beta} of {type(args).__name__} chooses TRL's divergence, which the regularizer replaces; "
+                "leave it out, and set regularizer: 'reverse-kl' (TRL's 1.0), 'forward-kl' (0.0) or another"
+            )
+            _refuse(_liger(args) | {chosen: args.beta != trl.DistillationConfig.beta})
+        super().__init__(model, teacher_model, args, *others, **options)
+        student, teacher = map(self.accelerator.unwrap_model, (self.model, self.teacher_model))
+        _refuse(self._faults(student) | self._faults(teacher))
+        self._place(regularizer, teacher)
+
+    def _compute_loss(self, student: Module, inputs: Any, count: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean divergence over completion tokens (of all, by their ``count``), the student's entropies summed, and
+        how many tokens these are.
+        """
+        mask, teacher = _drawn(inputs), self.accelerator.unwrap_model(self.teacher_model)
+        given = {**_sequences(inputs), "use_cache": False}
+        with self.accelerator.autocast():
+            own = _states_before(plain_model(student).base_model(**given), mask)
+            with torch.no_grad(), evaluating(teacher):
+                other = _states_before(plain_model(teacher).base_model(**given), mask)
+
+        divergence, tokens = self._divergence(student, own, teacher, other), mask.sum()
+        entropy = self._entropy(student, own.detach(), teacher, other)
+        return divergence.sum() / (tokens.clamp(min=1) if count is None else count), entropy.sum(), tokens
+
+    @torch.no_grad()
+    def _entropy(self, student: Module, own: Tensor, teacher: Module, other: Tensor) -> Tensor:
+        """The student's, of positions ``(P,)``, for TRL's log."""
+        vocabulary = len(plain_model(student).get_output_embeddings().weight)
+        slices = slice_count(len(own), vocabulary, self.regularizer_memory_mb, 8)
+        found, given = [torch.zeros(0, device=own.device)], (student, own, teacher, other, slices, self.temperature)
+        with self._head_context():
+            for _, student_logits, teacher_logits in logits_in_slices(*given):
+                any_tokens = torch.zeros(len(student_logits), dtype=torch.long, device=own.device)
+                found.append(token_statistics(student_logits, teacher_logits, any_tokens)[2])
+        return torch.cat(found)
+
+
+def _refuse(faults: Mapping[str, bool]) -> None:
+    """Raise the first message that is true."""
+    for message in (message for message, found in faults.items() if found):
+        raise ValueError(message)
+
+
+def _liger(args: Any) -> dict[str, bool]:
+    """What is true of settings that replace layers."""
+    named = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
+    return {f"{' '.join(named)}=True replaces layers that hidden states come from; set it to False": bool(named)}
+
+
+def _sequences(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Prompts with their completions, and which tokens are real, as a model takes them."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    return {"input_ids": ids, "attention_mask": torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)}
 
 
 def _drawn(batch: Mapping[str, Any]) -> Tensor:

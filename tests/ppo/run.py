@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Silent(TransformersGeneration):
         return Responses(made.tokens, made.mask & False, made.finished)
 
 
-def main() -> None:
+def main(train: Callable[[list[str]], None]) -> None:
     """Runs one after the other, between "+" in the command line: most of a short run's time is spent on imports."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -122,4 +123,4 @@ def wide_policy() -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(train)

@@ -29,10 +29,10 @@ def arguments(folder: Path, *extra: str, **settings: Any) -> list[str]:
     return [str(folder), "--settings", json.dumps({**SETTINGS, **settings}), *extra]
 
 
-def launch(*runs: list[str]) -> None:
+def launch(*runs: list[str], program: str = "tests.ppo.run") -> None:
     """Two processes, with torchrun's module, on a free port; what they run, one after the other."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "tests.ppo.run", *runs[0], *(part for each in runs[1:] for part in ("+", *each))]
+    command += ["-m", program, *runs[0], *(part for each in runs[1:] for part in ("+", *each))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

@@ -172,7 +172,7 @@ def test_tools_tokens_are_not_the_policys(tmp_path: Path, monkeypatch: pytest.Mo
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
     batch["tool_mask"][:, 2] = 0
     given = batch | {"advantages": torch.zeros(len(batch["completion_ids"]))}
-    monkeypatch.setattr(type(trainer).__mro__[2], "_generate_and_score_completions", lambda *_: dict(given))
+    monkeypatch.setattr(tiny.trls(trainer), "_generate_and_score_completions", lambda *_: dict(given))
     seen = []
     monkeypatch.setattr(trainer, "_log_means", lambda names, values, mode: seen.append(values.shape[-1]))
     advantages = trainer._generate_and_score_completions([])["advantages"]

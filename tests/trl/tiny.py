@@ -44,6 +44,11 @@ def trainer(
     return kind(tiny.policy() if model is None else model, args=config(str(folder), **{**settings, **changes}), **given)
 
 
+def trls(trainer: Any) -> type:
+    """The class of TRL that stands behind a trainer."""
+    return next(kind for kind in type(trainer).__mro__ if kind.__module__.startswith("trl."))
+
+
 def batch_of(trainer: Any, prompts: int = 2) -> dict[str, Any]:
     """Prompts with their completions and advantages, as the trainer makes them before a step."""
     trainer.model.train()

@@ -1,0 +1,150 @@
+"""What a step of TRL's GRPO takes in time and memory: TRL's own KL against exact regularizers, on a real model.
+
+    python -m benchmarks.grpo_step [--model models/smollm2] [--prompts 8] [--completions 8] [--tokens 128]
+
+Every trainer is made anew in every round, in another order each time, so that whatever slows the machine down for a
+while does so for all; its first step warms up. Completions have a fixed length. Printed are medians over all other
+steps: of a whole step, of what is not generation, both over TRL's at beta > 0, and the largest peak of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+
+import wpr.trl
+from benchmarks.ppo_step import TASKS, TOPICS
+from wpr.regularizers.spec import RECOMMENDED
+
+OWN, BETA = "TRL, beta > 0", 0.05
+KINDS: dict[str, dict[str, Any]] = {
+    "TRL, beta = 0": {"beta": 0.0},
+    OWN: {"beta": BETA},
+    **{
+        f"{name} in the {form}": {"regularizer": name, "regularizer_in": form}
+        for form in ("reward", "loss")
+        for name in ("reverse-kl", "semantic", RECOMMENDED)
+    },
+}
+
+
+def length_reward(completions: list[str], **columns: Any) -> list[float]:
+    return [len(completion) / 100 for completion in completions]
+
+
+class Clock(transformers.TrainerCallback):
+    """Seconds of every step, and of generation within it."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.generation = 0.0
+
+    def now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start, self.generation = self.now(), 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = self.now() - self.start
+        self.steps.append({"step": step, "not generation": step - self.generation})
+
+    def watch(self, trainer: Any) -> None:
+        """Time what the trainer generates."""
+        generate = trainer._generate
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.now()
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self.generation += self.now() - start
+
+        trainer._generate = timed
+
+
+def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> tuple[list[dict[str, float]], float]:
+    """Steps after the first, and the peak of memory in GB."""
+    cuda = torch.cuda.is_available()
+    texts = [task.format(topic) for task in TASKS for topic in TOPICS]
+    args = trl.GRPOConfig(
+        folder, per_device_train_batch_size=options.prompts * options.completions, num_generations=options.completions,
+        max_completion_length=options.tokens, generation_kwargs={"min_new_tokens": options.tokens},
+        max_steps=options.steps + 1, beta=kind.get("beta", 0.0), bf16=cuda, use_cpu=not cuda, save_strategy="no",
+        report_to="none", disable_tqdm=True, logging_steps=options.steps + 1,
+    )  # fmt: skip
+    clock, named = Clock(), "regularizer" in kind
+    trainer = (wpr.trl.GRPOTrainer if named else trl.GRPOTrainer)(
+        options.model, length_reward, args, train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
+        callbacks=[clock], **({"regularizer_beta": BETA, **kind} if named else {}),
+    )  # fmt: skip
+    clock.watch(trainer)
+    gc.collect()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
+    trainer.accelerator.free_memory()
+    return clock.steps[1:], peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/smollm2")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--completions", type=int, default=8, help="of a prompt")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=3, help="of a trainer in a round, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[*KINDS], default=[*KINDS], help="beside TRL's own, at beta > 0")
+    parser.add_argument("--json", type=Path, help="write all numbers here")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    names = [name for name in KINDS if name in (OWN, *options.only)]
+    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(options.rounds):
+            for name in random.Random(turn).sample(names, len(names)):
+                steps, peak = train(KINDS[name], options, folder)
+                gc.collect()
+                torch.cuda.empty_cache()
+                found[name]["memory"].append(peak)
+                for step in steps:
+                    for key, seconds in step.items():
+                        found[name][key].append(seconds)
+                if options.json:
+                    options.json.write_text(json.dumps(found))
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(
+        f"\n{options.model}, {options.prompts} prompts x {options.completions} completions of {options.tokens} tokens, "
+        f"{where}, TRL {trl.__version__}; medians of {options.rounds * options.steps} steps"
+    )
+    heads = ("step, s", "lowest", "highest", "/ TRL", "not generation, s", "/ TRL", "peak GB")
+    print(f"{'':36s}" + "".join(f"{head:>19s}" for head in heads))
+    base = {key: median(found[OWN][key]) for key in ("step", "not generation")}
+    for name, values in found.items():
+        step, rest = median(values["step"]), median(values["not generation"])
+        row = [
+            step, min(values["step"]), max(values["step"]), step / base["step"],
+            rest, rest / base["not generation"], max(values["memory"]),
+        ]  # fmt: skip
+        print(f"{name:36s}" + "".join(f"{value:19.3f}" for value in row))
+
+
+if __name__ == "__main__":
+    main()
