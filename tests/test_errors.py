@@ -276,6 +276,7 @@ def test_folders_that_are_no_run_s(here: Here, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (["reward=null", "scorer.kind=function", "scorer.function=no_such:reward"], "No module named 'no_such'"),
+        (["reward=null", "scorer.kind=function", "scorer.function=builtins:len"], "'len' has the parameters (obj, /)"),
         (["reward=null", "scorer.name=no/such-model"], "scorer.name: the model no/such-model is neither a folder"),
         (["critic=no/such-critic"], "critic: the model no/such-critic is neither a folder"),
         (["ppo.gamma=7"], "gamma"),

@@ -191,8 +191,8 @@ def test_several_rewards(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path, [(model, 2.0), (length, -0.1), tiny.counts_w7], max_steps=1)
     trainer.train()
     row = history(trainer)[0]
-    parts = 2 * row["score_reward_model"] - 0.1 * row["score_length"] + row["score_counts_w7"]
-    assert row["score"] == pytest.approx(parts, abs=1e-5)
+    model_mean, length_mean, w7_mean = (row[f"rewards/{name}/mean"] for name in ("reward_model", "length", "counts_w7"))
+    assert row["score"] == pytest.approx(2 * model_mean - 0.1 * length_mean + w7_mean, abs=1e-5)
 
 
 def test_the_reward_model_scores_the_last_real_token(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ or a judge said who wins, and what `wpr judge` found is put together.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,8 +126,9 @@ def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: in
         tokens = [[*row.prompt_ids, *row.response_ids] for row in part]
         ids, mask = pad(tokens, device=context.run.device)
         prompts, responses = [row.prompt for row in part], [row.response for row in part]
-        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1))
-        found |= {row.prompt_id: float(value) for row, value in zip(part, values.tolist(), strict=True)}
+        drawn = [row.response_ids for row in part]
+        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1, response_ids=drawn)).tolist()
+        found |= {row.prompt_id: value for row, value in zip(part, values, strict=True) if not math.isnan(value)}
     return found
 
 

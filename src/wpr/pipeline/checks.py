@@ -43,7 +43,7 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     if kind == "ppo" and recipe.scorer.kind != "model":
         try:
             make_scorer(recipe.scorer, None)
-        except RewardError as error:
+        except (RewardError, TypeError) as error:
             raise RecipeError(f"scorer.kind={recipe.scorer.kind}: {error}") from None
 
 

@@ -164,9 +164,10 @@ def against_before(after: list[Response], before: list[Response], times: int) ->
     earlier = {row.number: row for row in before}
     pairs = [(row, earlier[row.number]) for row in after if row.number in earlier]  # faults may leave out some
     for measure_name, title in (("score", "win_rate_before"), (GOLD, "gold_win_rate_before")):
-        if pairs and measure_name in pairs[0][0].measures:
-            groups = [row.number // times for row, _ in pairs]
-            ours, theirs = ([row.measures[measure_name] for row in side] for side in zip(*pairs, strict=True))
+        scored = [pair for pair in pairs if all(measure_name in row.measures for row in pair)]
+        if scored:
+            groups = [row.number // times for row, _ in scored]
+            ours, theirs = ([row.measures[measure_name] for row in side] for side in zip(*scored, strict=True))
             rate = win_rate(ours, theirs, groups)
             found[title] = rate.rate
             found[f"{title}_interval"] = {"low": rate.low, "high": rate.high, "p_value": rate.p_value}
@@ -187,7 +188,7 @@ def study(trainer: Any, rows: list[Response], path: Path) -> None:
     studies = [
         study_response(
             trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row.prompt_ids,
-            row.response_ids, ReverseKL(), wasserstein, number=row.number, score=row.measures["score"],
+            row.response_ids, ReverseKL(), wasserstein, number=row.number, score=row.measures.get("score"),
             gold=row.measures.get(GOLD), temperature=trainer.args.logprob_temperature,
         )
         for row in rows

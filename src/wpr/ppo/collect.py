@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from wpr.ppo.distributed import is_sharded, max_over_processes
 from wpr.ppo.faults import Fault
 from wpr.ppo.generation import Generation, GenerationError, Sampling, generate_in_parts, response_seeds
 from wpr.ppo.measures import LogitsError, Measures
-from wpr.ppo.metrics import Stopwatch
+from wpr.ppo.metrics import FunctionLog, Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
 from wpr.ppo.scoring import PositionScorer, slice_count
 from wpr.regularizers import Regularizer
@@ -41,7 +41,10 @@ class Experience:
 
     input_ids, attention_mask: ``(B, Q + L)``. mask: ``(B, L)``. finished: ``(B,)``.
     scores: ``(B,)`` as the reward gave them. values: ``(B, L)``. measures: ``(P,)`` each, in the order of ``mask``.
-    completions: the texts. watched: ``(B,)`` by name, what the monitors gave.
+    completions: the texts. watched: ``(B,)`` by name, what the monitors gave. parts: the same of a sum's parts.
+    logged: what reward functions logged themselves.
+
+    Scores of responses that no function scored are NaN.
     """
 
     input_ids: Tensor
@@ -52,7 +55,9 @@ class Experience:
     values: Tensor
     measures: Measures
     completions: Completions
-    watched: dict[str, Tensor] = field(default_factory=dict)
+    watched: dict[str, Tensor]
+    parts: dict[str, Tensor]
+    logged: FunctionLog
 
     def scatter_to_mask(self, values: Tensor) -> Tensor:
         """Values of real tokens ``(P,)`` in their places ``(B, L)``, 0 elsewhere."""
@@ -94,9 +99,11 @@ class Collector:
         number: int,
         first: int,
         evaluating: bool = False,
+        trainer_state: Any = None,
     ) -> Experience | Fault:
         """Draw and measure the responses of rollout ``number``; ``first`` is this process's first response in the
         global batch. What goes wrong on this process is returned, once every process has run the same layers.
+        ``trainer_state`` is for reward functions.
         """
         model.eval()
         times = self.config.responses_per_prompt
@@ -117,10 +124,13 @@ class Collector:
                 )  # fmt: skip
                 responses = _nothing(prompts)
         ids, mask = join(prompts, responses)
-        decoded = self._decode(responses)
+        response_ids = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
+        logged = FunctionLog(len(prompts))
         completions = Completions(
-            texts, decoded, ids, mask, last_token(prompts.input_ids.shape[1], responses.mask), columns
-        )
+            texts, self._decode(response_ids), ids, mask, last_token(prompts.input_ids.shape[1], responses.mask),
+            columns, response_ids,
+            {"trainer_state": trainer_state, "log_extra": logged.log_extra, "log_metric": logged.log_metric},
+        )  # fmt: skip
         with self.stopwatch("scoring"):
             values, measures, found_error = self._measure(model, ids, mask, responses.mask, evaluating)
         if fault is None and found_error is not None:
@@ -141,7 +151,10 @@ class Collector:
             fault = fault or found
         if fault is not None:
             return fault
-        return Experience(ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched)
+        parts = dict(self.reward.last_scores) if isinstance(self.reward, WeightedSum) else {}
+        return Experience(
+            ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched, parts, logged
+        )
 
     @cudnn_attention_disabled()  # as in training: the ratio of new to old probabilities is to begin at 1
     def _measure(
@@ -189,8 +202,7 @@ class Collector:
                     f"{limit} positions of the {name}; lower max_new_tokens or max_prompt_length"
                 )
 
-    def _decode(self, responses: Responses) -> list[str]:
-        rows = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
+    def _decode(self, rows: list[list[int]]) -> list[str]:
         if self.tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
@@ -205,7 +217,8 @@ def _score(what: str, source: Reward, completions: Completions) -> tuple[Tensor,
         message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
         fault = _fault(completions, what, message, values={"traceback": traceback.format_exc()})
         return torch.zeros(len(completions), device=device), fault
-    return scores, _find_bad_score(what, scores, completions)
+    skipped = scores.isnan() if getattr(source, "may_skip", False) else torch.zeros_like(scores, dtype=torch.bool)
+    return scores, _find_bad_score(what, scores.masked_fill(skipped, 0), completions)
 
 
 def _nothing(prompts: Prompts) -> Responses:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from transformers import TrainingArguments
 
@@ -18,6 +19,34 @@ def _setting(default: Any, help: str) -> Any:
 
 
 _INHERITED = {setting.name for setting in fields(TrainingArguments)}
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+TRL_NAMES = {
+    "reward_funcs": "reward",
+    "ref_model": "reference",
+    "num_generations": "responses_per_prompt",
+    "max_completion_length": "max_new_tokens",
+}
+"""Names of TRL's trainers that `PPOTrainer` and `PPOConfig` take for their own."""
+
+
+def accepts_trl_names(init: Init) -> Init:
+    """An ``__init__`` that also takes `TRL_NAMES`, where it has the arguments that they stand for."""
+    own = inspect.signature(init).parameters
+    other_names = {name: other for name, other in TRL_NAMES.items() if other in own}
+
+    @wraps(init)
+    def renamed(self: Any, *args: Any, **given: Any) -> None:
+        for name in other_names.keys() & given.keys():
+            own_name = other_names[name]
+            if own_name in given:
+                raise TypeError(f"{name} is TRL's name for {own_name}; give one of them, not both")
+            given[own_name] = given.pop(name)
+        init(self, *args, **given)
+
+    return cast(Init, renamed)
 
 
 def _name_the_nearest(init: Callable[..., None]) -> Callable[..., None]:
@@ -93,6 +122,9 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     )
 
     # Rewards
+    reward_weights: list[float] | None = _setting(  # noqa: RUF009
+        None, "Weights of several rewards, in their order; None: 1 each, or those of pairs (reward, weight)."
+    )
     reward_clip: float | None = _setting(None, "Scores are held within plus and minus this, after normalisation.")
     normalize_rewards: bool = _setting(False, "Scores minus their running mean, over their running deviation.")
 
@@ -189,12 +221,10 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
                 "bool": (isinstance(value, bool), "True or False"),
                 "int": (number and isinstance(value, numbers.Integral), "an integer"),
                 "float": (number and math.isfinite(value), "a finite number"),
-                "list": (
-                    isinstance(value, list) and all(isinstance(part, int) for part in value),
-                    "a list of integers",
-                ),
+                "list[int]": (_is_list_of(value, numbers.Integral), "a list of integers"),
+                "list[float]": (_is_list_of(value, numbers.Real), "a list of numbers"),
             }
-            fine, limit = wanted.get(kind.removesuffix(" | None").split("[")[0], (True, ""))
+            fine, limit = wanted.get(kind.removesuffix(" | None"), (True, ""))
             if not fine:
                 raise ValueError(f"{name}={value!r} must be {limit}" + (", or None" if optional else ""))
 
@@ -227,6 +257,10 @@ _KINDS = {setting.name: str(setting.type) for setting in fields(PPOConfig) if se
 """Types of our own settings as they are written above: argument parsers replace those in the fields."""
 
 
+def _is_list_of(value: Any, kind: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, kind) and math.isfinite(part) for part in value)
+
+
 def _is_optional(name: str) -> bool:
     return _KINDS[name].endswith("| None")
 
@@ -253,4 +287,4 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
 argument parsers take for their own.)
 """
 
-PPOConfig.__init__ = _name_the_nearest(PPOConfig.__init__)  # type: ignore[method-assign]
+PPOConfig.__init__ = accepts_trl_names(_name_the_nearest(PPOConfig.__init__))  # type: ignore[method-assign]

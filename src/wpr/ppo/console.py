@@ -83,7 +83,7 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
             table.add_column(name, overflow="fold")
         for row in rows:
             text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", "")
-            numbers = [f"{row[name]:.3g}" for name in ("score", "penalty", "kl")]
+            numbers = ["" if row[name] is None else f"{row[name]:.3g}" for name in ("score", "penalty", "kl")]
             table.add_row(Text(text[-300:]), Text(row["response"][:500]), *numbers)  # brackets are no markup
         (self.progress.console if self.progress is not None else self.console).print(table)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from wpr.ppo.collect import Experience
 from wpr.ppo.distributed import max_over_processes
 from wpr.ppo.faults import Fault
-from wpr.ppo.metrics import Metrics
+from wpr.ppo.metrics import Metrics, number_or_none
+from wpr.ppo.rollout_log import note_scores
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +56,13 @@ class Evaluation:
         counted = torch.arange(len(result.scores), device=result.scores.device) < real
         of_token = counted[result.mask.nonzero()[:, 0]]
         lengths = result.mask.sum(-1)
-        self.metrics.add("score", result.scores[counted])
+        note_scores(self.metrics, result, counted)
         self.metrics.add("response_length", lengths[counted])
         self.metrics.add("eos_fraction", result.finished[counted].float())
         for name in ("penalty", "divergence", "kl", "entropy"):
             self.metrics.add(name, getattr(result.measures, name)[of_token])
         for name, values in result.measures.eval_regularizers.items():
             self.metrics.add(f"divergence_{name}", values[of_token])
-        for name, values in result.watched.items():
-            self.metrics.add(name, values[counted])
         sums = {
             name: result.scatter_to_mask(getattr(result.measures, name)).sum(-1)
             for name in ("penalty", "kl", "divergence")
@@ -82,12 +80,12 @@ class Evaluation:
                     "response_ids": tokens[start:][result.mask[row]].tolist(),
                     "prompt": result.completions.prompts[row],
                     "response": result.completions.responses[row],
-                    "score": _number(result.scores[row]),
+                    "score": number_or_none(result.scores[row]),
                     "length": int(lengths[row]),
                     "finished": bool(result.finished[row]),
-                    **{name: _number(values[row]) for name, values in sums.items()},
-                    **{name: _number(values[row]) for name, values in result.watched.items()},
-                    "divergences": {name: _number(values[row]) for name, values in others.items()},
+                    **{name: float(values[row]) for name, values in sums.items()},
+                    **{name: number_or_none(values[row]) for name, values in result.watched.items()},
+                    "divergences": {name: float(values[row]) for name, values in others.items()},
                     "columns": {name: values[row] for name, values in result.completions.columns.items()},
                 }
             )
@@ -98,7 +96,3 @@ class Evaluation:
 
         rows = gather_object(self.rows) if self.accelerator.num_processes > 1 else self.rows
         return sorted(rows, key=lambda row: int(row["number"]))
-
-
-def _number(value: Tensor) -> float:
-    return float(value)

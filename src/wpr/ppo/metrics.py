@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
 Agree = Callable[[list[str]], list[str]]
+
+LOGGED = {
+    "score", "reward", "penalty", "divergence", "divergences", "kl", "kl_sequence", "entropy", "response_length",
+    "length", "eos_fraction", "empty_responses", "unscored_responses", "value", "beta", "explained_variance", "loss",
+    "policy_loss", "value_loss", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "early_stop",
+    "skipped_rollouts", "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt",
+    "response", "finished", "columns",
+}  # fmt: skip
+"""Names that the log and the files of responses have for themselves."""
 
 
 class Metrics:
@@ -48,6 +58,33 @@ class Metrics:
         self.sums = {name: list(entry) for name, entry in state.items()}
 
 
+class FunctionLog:
+    """What reward functions log of a rollout by the two functions that TRL's trainers give them: ``metrics``, and
+    ``columns`` of one value per response.
+    """
+
+    def __init__(self, responses: int) -> None:
+        self.responses = responses
+        self.metrics: list[tuple[str, float]] = []
+        self.columns: dict[str, list[Any]] = {}
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Log a number, as a mean with others of its name."""
+        self._check(name)
+        self.metrics.append((name, float(value)))
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Write a column beside the sampled responses."""
+        self._check(column)
+        if len(values) != self.responses:
+            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {self.responses} responses")
+        self.columns[column] = list(values)
+
+    def _check(self, name: str) -> None:
+        if name in LOGGED:
+            raise ValueError(f"a reward function logs {name!r}, which the log has already; give it another name")
+
+
 class Stopwatch:
     """Seconds by subject. On a GPU the clock is read once its queue is empty, so that work counts where it is done."""
 
@@ -73,6 +110,16 @@ class Stopwatch:
         """Seconds since the last call."""
         seconds, self.seconds = self.seconds, {}
         return seconds
+
+
+def scored(values: Tensor) -> Tensor:
+    """Scores without those of responses that were not scored."""
+    return values[~values.isnan()]
+
+
+def number_or_none(value: Tensor) -> float | None:
+    """A score; None of a response that was not scored."""
+    return None if value.isnan() else float(value)
 
 
 def peak_memory_gb(device: torch.device) -> float:

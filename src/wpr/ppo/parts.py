@@ -26,22 +26,16 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
+from wpr.ppo.metrics import LOGGED
 from wpr.regularizers import Regularizer, Sum, Wasserstein
 from wpr.regularizers.spec import OUTPUT, RegularizerSpec
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
 
-LOGGED = {
-    "score", "reward", "penalty", "divergence", "divergences", "kl", "kl_sequence", "entropy", "response_length",
-    "length", "eos_fraction", "empty_responses", "value", "beta", "explained_variance", "loss", "policy_loss",
-    "value_loss", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "early_stop", "skipped_rollouts",
-    "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt", "response", "finished",
-    "columns",
-}  # fmt: skip
 OWN_STARTS = ("seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory")
 OWN_ENDS = ("_ids", "grad_norm")
-"""Names that the log and the files of responses have for themselves."""
+"""How names begin and end that the log and the files of responses have for themselves, beside `LOGGED`."""
 
 
 def load_models(
@@ -159,9 +153,9 @@ def check_actor_critic(model: ActorCritic) -> None:
             )
 
 
-def place_reward(source: Any, model: ActorCritic, device: torch.device) -> Reward:
+def place_reward(source: Any, weights: Sequence[float] | None, model: ActorCritic, device: torch.device) -> Reward:
     """The reward that is learned from, on the device."""
-    reward = as_reward(source)
+    reward = as_reward(source, weights)
     _check_apart(reward, getattr(model, "critic", None))
     return _placed(reward, model.policy, device)
 

@@ -7,22 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from wpr.ppo.collect import Experience
-from wpr.ppo.metrics import Metrics
-from wpr.rewards import Reward, WeightedSum
+from wpr.ppo.metrics import Metrics, number_or_none, scored
 
 
-def note_rollout(
-    metrics: Metrics, result: Experience, rewards: Tensor, beta: float, explained_variance: float, reward: Reward
-) -> None:
-    """Add a rollout's numbers. rewards: ``(B, L)`` as the advantages see them. reward: where the scores came from."""
+def note_rollout(metrics: Metrics, result: Experience, rewards: Tensor, beta: float, explained_variance: float) -> None:
+    """Add a rollout's numbers. rewards: ``(B, L)`` as the advantages see them."""
     add, measures = metrics.add, result.measures
     lengths = result.mask.sum(-1)
-    add("score", result.scores)
-    add("reward", rewards.sum(-1))
+    unscored = result.scores.isnan()
+    note_scores(metrics, result, slice(None))
+    add("reward", rewards.sum(-1)[~unscored])
+    add("unscored_responses", unscored.float())
     for name in ("penalty", "divergence", "kl", "entropy"):
         add(name, getattr(measures, name))
-    for name, watched in result.watched.items():
-        add(name, watched)
     add("kl_sequence", result.scatter_to_mask(measures.kl).sum(-1))
     add("response_length", lengths)
     add("eos_fraction", result.finished.float())
@@ -32,9 +29,16 @@ def note_rollout(
     add("explained_variance", explained_variance)
     for name, values in measures.diagnostics.items():
         add(f"solver_{name}", values)
-    if isinstance(reward, WeightedSum):
-        for name, part in reward.last_scores.items():
-            add(f"score_{name}", part)
+
+
+def note_scores(metrics: Metrics, result: Experience, rows: Tensor | slice) -> None:
+    """Add what some of the responses were given: by the reward, its parts and the monitors, and what functions log."""
+    means = {"score": result.scores, **result.watched}
+    means |= {f"rewards/{name}/mean": part for name, part in result.parts.items()}
+    for name, scores in means.items():
+        metrics.add(name, scored(scores[rows]))
+    for name, value in result.logged.metrics:
+        metrics.add(name, value)
 
 
 def completion_rows(result: Experience, count: int, step: int) -> list[dict[str, Any]]:
@@ -45,10 +49,11 @@ def completion_rows(result: Experience, count: int, step: int) -> list[dict[str,
             "step": step,
             "prompt": result.completions.prompts[row],
             "response": result.completions.responses[row],
-            "score": result.scores[row].item(),
+            "score": number_or_none(result.scores[row]),
             "penalty": penalty[row].item(),
             "kl": kl[row].item(),
-            **{name: values[row].item() for name, values in result.watched.items()},
+            **{name: number_or_none(values[row]) for name, values in result.watched.items()},
+            **{name: values[row] for name, values in result.logged.columns.items()},
             "finished": bool(result.finished[row]),
         }
         for row in range(min(count, len(result.scores)))

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
 from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
-from wpr.ppo.config import PPOConfig
+from wpr.ppo.config import PPOConfig, accepts_trl_names
 from wpr.ppo.console import report_table, write_completions
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.evaluation import EVALUATION, Evaluation
 from wpr.ppo.faults import Fault, TrainingFault, describe_loss
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
-from wpr.ppo.metrics import Stopwatch
+from wpr.ppo.metrics import Stopwatch, scored
 from wpr.ppo.parts import (
     check_actor_critic,
     check_reference,
@@ -73,12 +73,13 @@ class PPOTrainer(RolloutTrainer):
         model (`PreTrainedModel`, `PeftModel`, `str` or `Path`): the policy: a causal LM, or its folder or hub name.
         args (`PPOConfig`): the settings.
         reward (`PreTrainedModel`, `str`, `Path`, `Callable`, `Reward`, or a `list` of these): what scores responses: a
-            sequence-classification model or its folder, a function ``f(prompts, responses, **columns) -> list[float]``,
-            or several of these, with or without weights; see `wpr.rewards.as_reward`.
+            sequence-classification model or its folder, a function ``f(prompts, responses, **columns) -> list[float]``
+            or one for TRL's trainers, or several of these, with or without weights; see `wpr.rewards.as_reward`. Also
+            ``reward_funcs``.
         regularizer (`Regularizer` or `str`, defaults to `"reverse-kl + 4*semantic"`): one of `wpr.regularizers`, or its
             name, settings and sums in the grammar of `wpr.regularizers.spec`, on the reference's own embeddings.
         reference (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): what the policy is compared with. None
-            is the policy with its adapter off for a PEFT model, else a frozen copy of the policy.
+            is the policy with its adapter off for a PEFT model, else a frozen copy of the policy. Also ``ref_model``.
         critic (`PreTrainedModel`, `PeftModel`, `str` or `Path`, *optional*): a sequence-classification model with one
             label, or its folder; None with ``args.share_backbone``.
         train_dataset (`Dataset` or a sequence of rows, *optional*): rows with ``prompt`` (text or chat messages) or
@@ -96,6 +97,7 @@ class PPOTrainer(RolloutTrainer):
             with a learning rate of its own for the critic.
     """
 
+    @accepts_trl_names
     def __init__(
         self,
         model: Model,
@@ -135,7 +137,7 @@ class PPOTrainer(RolloutTrainer):
         self.reference = None if reference is None else place_frozen(reference, self.accelerator)
         if self.reference is not None:
             check_reference(actor_critic.policy, self.reference)
-        self.reward = place_reward(reward, actor_critic, self.accelerator.device)
+        self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator.device)
         anchor = actor_critic.policy if self.reference is None else self.reference
         self.regularizer = place_regularizer(regularizer, anchor, self.accelerator)
         self.eval_regularizers = {
@@ -194,23 +196,24 @@ class PPOTrainer(RolloutTrainer):
         self.rollouts += 1
         inputs = self._prepare_inputs(inputs)
         first = self.accelerator.process_index * args.responses_per_device
-        result = self.collector.collect(self.actor_critic, inputs, number, first)
+        result = self.collector.collect(self.actor_critic, inputs, number, first, trainer_state=self.state)
         if self._refuse(result if isinstance(result, Fault) else None):
             return
         assert isinstance(result, Experience)
         beta = self.beta.beta(self.state.global_step / self.state.max_steps)
         scores = self._shape_scores(result)
         penalties = result.scatter_to_mask(result.measures.penalty)
-        rewards = assemble_rewards(scores, penalties, result.mask, beta)
-        advantages, returns = generalized_advantages(rewards, result.values, result.mask, args.gamma, args.gae_lambda)
-        explained = float(explained_variance(result.values, returns, result.mask, self.sum))
-        note_rollout(self.metrics, result, rewards, beta, explained, self.reward)
+        mask = result.mask & ~scores.isnan().unsqueeze(-1)  # what was not scored teaches nothing
+        rewards = assemble_rewards(scores, penalties, mask, beta)
+        advantages, returns = generalized_advantages(rewards, result.values, mask, args.gamma, args.gae_lambda)
+        explained = float(explained_variance(result.values, returns, mask, self.sum))
+        note_rollout(self.metrics, result, rewards, beta, explained)
         if scores is not result.scores:
-            self.metrics.add("score_shaped", scores)
+            self.metrics.add("score_shaped", scored(scores))
         if args.whiten_advantages:
-            advantages = whiten(advantages, result.mask, self.sum)
+            advantages = whiten(advantages, mask, self.sum)
         self.rollout = Rollout(
-            result.input_ids, result.attention_mask, result.mask,
+            result.input_ids, result.attention_mask, mask,
             result.scatter_to_mask(result.measures.log_prob), result.values, advantages, returns,
         )  # fmt: skip
         measured = getattr(result.measures, args.target_measure)
@@ -225,7 +228,7 @@ class PPOTrainer(RolloutTrainer):
         if self.args.missing_eos_penalty is not None:
             scores = scores - self.args.missing_eos_penalty * (~result.finished).float()
         if self.args.normalize_rewards:
-            self.moments.update(scores, self.sum)
+            self.moments.update(scored(scores), self.sum)
             scores = self.moments.normalise(scores)
         if self.args.reward_clip is not None:
             scores = scores.clamp(-self.args.reward_clip, self.args.reward_clip)
@@ -275,7 +278,12 @@ class PPOTrainer(RolloutTrainer):
             return {name: value for result in results for name, value in result.items()}
         evaluation = Evaluation(
             lambda batch, first: self.collector.collect(
-                self.actor_critic, self._prepare_inputs(batch), EVALUATION, first, evaluating=True
+                self.actor_critic,
+                self._prepare_inputs(batch),
+                EVALUATION,
+                first,
+                evaluating=True,
+                trainer_state=self.state,
             ),
             self._refuse_evaluation,
             self.accelerator,

@@ -26,6 +26,8 @@ class Completions:
     input_ids, attention_mask: ``(B, T)`` prompt and response, padded on both sides.
     last: ``(B,)`` index of each row's last real token.
     columns: the other columns of the dataset, one value a response.
+    response_ids: tokens of the responses, with the end-of-sequence token, where they are known.
+    trainer: what a trainer passes to functions of TRL's convention: ``trainer_state``, ``log_extra``, ``log_metric``.
     """
 
     prompts: Sequence[Any]
@@ -34,6 +36,8 @@ class Completions:
     attention_mask: Tensor
     last: Tensor
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    response_ids: Sequence[Sequence[int]] | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -41,7 +45,9 @@ class Completions:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores completions. A source may also have ``to(device)``."""
+    """Scores completions. A source may also have ``to(device)``, and ``may_skip``: whether NaN means that it does not
+    score a response, which otherwise is a fault.
+    """
 
     name: str
 
@@ -50,15 +56,23 @@ class Reward(Protocol):
         ...
 
 
-def as_reward(source: Any) -> Reward:
+def as_reward(source: Any, weights: Sequence[float] | None = None) -> Reward:
     """Make a `Reward` of what users have: a reward, a sequence-classification model or its folder, a function, or a
-    list of these (or of pairs with a weight), which are added.
+    list of these (or of pairs with a weight), which are added. ``weights`` are those of a list without pairs.
     """
     from wpr.rewards.combined import WeightedSum
-    from wpr.rewards.function import FunctionReward
+    from wpr.rewards.function import KEYWORDS, FunctionReward, accepts
     from wpr.rewards.model import RewardModel
 
-    if isinstance(source, Reward):
+    if weights is not None:
+        parts = list(source) if isinstance(source, list | tuple) else [source]
+        if len(parts) != len(weights) or any(isinstance(part, tuple) for part in parts):
+            raise ValueError(
+                f"reward_weights={list(weights)} are {len(weights)} weights for {len(parts)} rewards; give one weight "
+                "per reward, either there or in pairs (reward, weight)"
+            )
+        source = list(zip(parts, weights, strict=True))
+    if isinstance(source, Reward) and not accepts(source, **dict.fromkeys(KEYWORDS)):  # a function may have a name too
         return source
     if isinstance(source, str | Path):
         return RewardModel.from_pretrained(str(source))
@@ -71,5 +85,5 @@ def as_reward(source: Any) -> Reward:
         return FunctionReward(source)
     raise TypeError(
         f"reward={source!r} is no reward; pass a sequence-classification model or its folder, a function "
-        "f(prompts, responses, **columns) -> list[float], or a list of these"
+        "f(prompts, responses, **columns) or f(completions, **kwargs) -> list[float], or a list of these"
     )

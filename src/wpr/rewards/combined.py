@@ -9,7 +9,9 @@ from wpr.rewards.base import Completions, Reward
 
 
 class WeightedSum:
-    """``sum_k weight_k * score_k``. The parts' scores of the last call are kept for the logs."""
+    """``sum_k weight_k * score_k``, over the parts that score a response; NaN where none does. The parts' scores of the
+    last call are kept for the logs.
+    """
 
     name = "weighted_sum"
 
@@ -18,6 +20,7 @@ class WeightedSum:
             raise ValueError("a weighted sum of no rewards; give at least one (reward, weight)")
         self.parts = parts
         self.last_scores: dict[str, Tensor] = {}
+        self.may_skip = all(getattr(reward, "may_skip", False) for reward, _ in parts)
 
     def to(self, device: torch.device) -> WeightedSum:
         """The same sum, its models on another device."""
@@ -30,11 +33,14 @@ class WeightedSum:
         """See `Reward.__call__`."""
         self.last_scores = {}
         total = torch.zeros(len(completions), device=completions.input_ids.device)
+        scored = torch.zeros_like(total, dtype=torch.bool)
         for reward, weight in self.parts:
             scores = reward(completions)
             name = reward.name
             while name in self.last_scores:  # two functions of one name are still two rewards
                 name += "_"
             self.last_scores[name] = scores
-            total = total + weight * scores
-        return total
+            own = ~scores.isnan() if getattr(reward, "may_skip", False) else torch.ones_like(scored)
+            total = total + weight * scores.masked_fill(~own, 0)
+            scored |= own
+        return total.masked_fill(~scored, torch.nan)
