@@ -67,10 +67,11 @@ class Regularized(_Trainer):  # type: ignore[misc]
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
         self.regularizer_memory_mb = regularizer_memory_mb
         if args is not None:  # before a model is loaded
-            self._check(args)
+            check_settings(args, regularizer_in, regularizer_beta)
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
-        self._check(self.args, policy)
+        check_settings(self.args, regularizer_in, regularizer_beta)
+        self._check(policy)
         before = starting_point(policy, adapter_is_new=not is_peft(model))
         self.reference = before if before is None else place_frozen(before, self.accelerator)
         # The precision of TRL's own head.
@@ -78,32 +79,17 @@ class Regularized(_Trainer):  # type: ignore[misc]
         placed = place_regularizer(regularizer, policy if before is None else before, self.accelerator)
         self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
 
-    def _check(self, args: Any, policy: Module | None = None) -> None:
-        """Refuse settings that cannot be, those of TRL that would be doubled or ignored, and models not known here."""
-        form, beta, quantile = self.regularizer_in, self.regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
-        loss_type = getattr(args, "loss_type", "dapo")
-        liger = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
-        faults = {
-            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
-            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
-            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
-            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
-            f"{' '.join(liger)}=True replaces layers that hidden states come from; set it to False": bool(liger),
-            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
-            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
-            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
-            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
-        }
-        if policy is not None:
-            check_split(policy)
-            kind = policy.active_peft_config if is_peft(policy) else None
-            faults |= {
+    def _check(self, policy: Module) -> None:
+        """Refuse models that are not known here."""
+        check_split(policy)
+        kind = policy.active_peft_config if is_peft(policy) else None
+        _refuse_first(
+            {
                 f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
                 "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
                 f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
             }
-        for message in (message for message, found in faults.items() if found):
-            raise ValueError(message)
+        )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
@@ -235,6 +221,32 @@ class RLOOTrainer(Regularized, trl.RLOOTrainer):  # type: ignore[misc]
 
     def _average(self, values: Tensor, mask: Tensor, inputs: Mapping[str, Any]) -> Any:
         return values.sum(-1).mean()  # a sequence's log-probabilities are summed there; the Trainer divides by steps
+
+
+def check_settings(args: Any, regularizer_in: str, regularizer_beta: float) -> None:
+    """Refuse settings that cannot be, and those of TRL that would be doubled or ignored. ``args``: TRL's."""
+    form, beta, quantile = regularizer_in, regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
+    loss_type = getattr(args, "loss_type", "dapo")
+    liger = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
+    _refuse_first(
+        {
+            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
+            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
+            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
+            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
+            f"{' '.join(liger)}=True replaces layers that hidden states come from; set it to False": bool(liger),
+            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
+            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
+            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
+            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
+        }
+    )
+
+
+def _refuse_first(faults: Mapping[str, bool]) -> None:
+    """Raise the first of the messages whose fault was found."""
+    for message in (message for message, found in faults.items() if found):
+        raise ValueError(message)
 
 
 def _drawn(batch: Mapping[str, Any]) -> Tensor:
