@@ -30,7 +30,7 @@ def test_a_policy_has_its_own_trainer() -> None:
 
 def test_a_trainer_of_the_command_line_leaves_the_recipe_s_settings_of_ppo_unused() -> None:
     recipe = load_recipe("quickstart", ["trainer=grpo"]).policy("rkl")
-    assert unused_settings(recipe) == ["critic_learning_rate"]
+    assert unused_settings(recipe) == ["ppo.critic_learning_rate"]
     assert unused_settings(load_recipe("quickstart").policy("rkl")) == []
 
 
@@ -74,6 +74,7 @@ def test_what_decides_a_policy_s_outcome() -> None:
         (TWO, ["trainer=grpo", "ppo.gamma=0.9"], "ppo.gamma has no meaning for any of the policies a, b (trainer: "),
         (TWO, ["grpo.loss_type=dapo"], "no meaning for any of the policies a, b (trainer: ppo, rloo)"),
         (SMALL, ["trainer=grpo", "ppo.gamma=0.9"], "ppo.gamma has no meaning for trainer: grpo, which has no critic"),
+        (SMALL, ["trainer=grpo", "critic=a/b"], "critic has no meaning for trainer: grpo, which has no critic"),
         (SMALL, ["grpo.loss_type=dapo"], "grpo.loss_type is set, but trainer is ppo; set trainer: grpo, or drop it"),
         (SMALL + "policies: {a: {trainer: grpo, ppo: {critic_learning_rate: 1.0}}}\n", [],
          "mine.yaml, line 5: ppo.critic_learning_rate has no meaning for trainer: grpo, which has no critic; drop"),
@@ -92,8 +93,11 @@ def test_refusals(text: str, changes: list[str], message: str) -> None:
 
 
 def test_shared_settings_of_ppo_may_have_what_only_ppo_takes() -> None:
-    recipe = load_recipe(write(SMALL + "trainer: grpo\nppo: {gamma: 0.9, whiten_advantages: false, beta: 0.1}\n"))
-    assert unused_settings(recipe.policy("policy")) == ["gamma", "whiten_advantages"]
+    text = (
+        "trainer: grpo\ncritic: some/model\nppo: {gamma: 0.9, whiten_advantages: false, gae_lambda: 0.95, beta: 0.1}\n"
+    )
+    recipe = load_recipe(write(SMALL + text)).policy("policy")
+    assert unused_settings(recipe) == ["ppo.gamma", "ppo.whiten_advantages", "critic"]
 
 
 def test_the_tables_name_settings_that_there_are() -> None:

@@ -28,7 +28,7 @@ PPO_ONLY = {
 }
 """Settings of `ppo` that the other trainers do not take, and what these have instead."""
 
-NEVER_IGNORED = ("beta_schedule", "beta_end", "target_divergence")
+NEVER_IGNORED = ("ppo.beta_schedule", "ppo.beta_end", "ppo.target_divergence")
 """Those of them that would change what is optimized: they are refused also where policies share them."""
 
 RENAMED = {
@@ -106,7 +106,7 @@ def trl_section(trainer: str, values: Any, where: Where) -> dict[str, Any]:
                 f"{RENAMED.get(name, f'ppo.{name}')}"
             )
         if name in PPO_ONLY:
-            raise _meaningless(key, trainer, name, where)
+            raise _meaningless(key, trainer, where)
         raise unknown(key, known, where, trainer)
     return {name: convert(value, known[name], f"{trainer}.{name}", where) for name, value in values.items()}
 
@@ -126,9 +126,9 @@ def check_trainer(recipe: Any, said: Collection[str], where: Where) -> None:
     if trainer == "ppo":
         return
     config_class(trainer)
-    for name in unused_settings(recipe):
-        if name in NEVER_IGNORED or f"ppo.{name}" in said:
-            raise _meaningless(f"ppo.{name}", trainer, name, where)
+    for key in unused_settings(recipe):
+        if key in NEVER_IGNORED or key in said:
+            raise _meaningless(key, trainer, where)
     drawn = recipe.ppo.get("temperature", _default("temperature"))
     if (trained := recipe.ppo.get("logprob_temperature", drawn)) != drawn:
         raise RecipeError(
@@ -138,18 +138,19 @@ def check_trainer(recipe: Any, said: Collection[str], where: Where) -> None:
 
 
 def unused_settings(recipe: Any) -> list[str]:
-    """Settings of a recipe's `ppo`, other than their defaults, that its trainer does not take."""
+    """Dotted settings of a recipe, other than their defaults, that its trainer does not take."""
     if recipe.trainer == "ppo":
         return []
-    return [name for name, value in recipe.ppo.items() if not is_shared(name) and value != _default(name)]
+    found = [f"ppo.{name}" for name, value in recipe.ppo.items() if not is_shared(name) and value != _default(name)]
+    return found if recipe.critic == "auto" else [*found, "critic"]
 
 
 def _default(name: str) -> Any:
     return next(setting.default for setting in dataclasses.fields(config_class("ppo")) if setting.name == name)
 
 
-def _meaningless(key: str, trainer: str, name: str, where: Where) -> RecipeError:
+def _meaningless(key: str, trainer: str, where: Where) -> RecipeError:
+    instead = PPO_ONLY.get(key.rpartition(".")[2], "no critic")
     return RecipeError(
-        f"{where(key)}: {key} has no meaning for trainer: {trainer}, which has {PPO_ONLY[name]}; drop it, or set "
-        "trainer: ppo"
+        f"{where(key)}: {key} has no meaning for trainer: {trainer}, which has {instead}; drop it, or set trainer: ppo"
     )

@@ -119,9 +119,7 @@ def make_trainer(
     from wpr.pipeline.trl_policy import TRAINERS
 
     if ignored := unused_settings(recipe):
-        logger.warning(
-            "%s: trainer: %s does not take %s", stage.name, recipe.trainer, ", ".join(f"ppo.{one}" for one in ignored)
-        )
+        logger.warning("%s: trainer: %s does not take %s", stage.name, recipe.trainer, ", ".join(ignored))
     trl_args = stage.trl_config(args)
     return TRAINERS[recipe.trainer](policy, trl_args, args, stage.name, regularizer_in=regularizer_in(recipe), **parts)
 

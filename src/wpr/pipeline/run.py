@@ -73,10 +73,11 @@ def plan(
             "critic": own.critic,
         }
         if own.trainer != "ppo":
-            shared = {key: value for key, value in inputs["ppo"].items() if is_shared(key)}
-            section = outcome_settings(getattr(own, own.trainer))
-            inputs = {k: v for k, v in inputs.items() if k != "critic"} | {"trainer": own.trainer, "ppo": shared}
-            inputs[own.trainer] = section
+            del inputs["critic"]
+            inputs["ppo"] = {key: value for key, value in inputs["ppo"].items() if is_shared(key)}
+            inputs["trainer"] = own.trainer
+            if section := outcome_settings(getattr(own, own.trainer)):
+                inputs[own.trainer] = section
         stages.append(PlannedStage(f"ppo/{name}", before_ppo, own, inputs))
     return stages
 

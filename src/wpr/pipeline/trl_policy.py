@@ -16,7 +16,7 @@ from wpr import trl
 from wpr.language_models import pad
 from wpr.pipeline.training import Resumable, show_progress
 from wpr.ppo.actor_critic import ActorCritic
-from wpr.ppo.collect import Collector
+from wpr.ppo.collect import WORKING_COPIES, Collector
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import sum_over_processes
 from wpr.ppo.evaluation import HeldOutEvaluation
@@ -77,7 +77,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             regularizer_beta=shared.beta,
-            regularizer_memory_mb=shared.logits_memory_mb,
+            regularizer_memory_mb=2 / WORKING_COPIES * shared.logits_memory_mb,  # there it is of the logits alone
             **options,
         )
         show_progress(self, title)
