@@ -8,7 +8,7 @@ import pytest
 
 from tests.pipeline.recipes import SMALL, refusal, write
 from wpr.config.recipe_file import load_recipe
-from wpr.config.trainers import PPO_ONLY, RENAMED, config_class, own_settings, unused_settings
+from wpr.config.trainers import FIXED, PPO_ONLY, RENAMED, config_class, own_settings, unused_settings
 from wpr.config.typed import field_types
 from wpr.pipeline.run import plan
 
@@ -70,9 +70,10 @@ def test_what_decides_a_policy_s_outcome() -> None:
         (TWO, ["trainer=grpo", "grpo.scale_rewards=foo"], "grpo.scale_rewards='foo' must be 'group' or 'batch'"),
         (TWO, ["trainer=rloo", "rloo.regularizer_in=both"], "rloo.regularizer_in='both' must be 'reward' or 'loss'"),
         (TWO, ["trainer=grpo", "grpo.gamma=0.9"], "grpo.gamma has no meaning for trainer: grpo, which has no critic"),
+        (TWO, ["trainer=grpo", "grpo.sync_ref_model=true"], "which has a reference that stays as it was; drop it"),
         (TWO, ["trainer=grpo", "grpo=3"], "grpo=3 must be settings"),
         (TWO, ["trainer=grpo", "ppo.gamma=0.9"], "ppo.gamma has no meaning for any of the policies a, b (trainer: "),
-        (TWO, ["grpo.loss_type=dapo"], "no meaning for any of the policies a, b (trainer: ppo, rloo)"),
+        (TWO, ["grpo.loss_type=dapo"], "policies a, b (trainer: ppo, rloo); drop it, or set trainer=grpo"),
         (SMALL, ["trainer=grpo", "ppo.gamma=0.9"], "ppo.gamma has no meaning for trainer: grpo, which has no critic"),
         (SMALL, ["trainer=grpo", "critic=a/b"], "critic has no meaning for trainer: grpo, which has no critic"),
         (SMALL, ["grpo.loss_type=dapo"], "grpo.loss_type is set, but trainer is ppo; set trainer: grpo, or drop it"),
@@ -103,6 +104,6 @@ def test_shared_settings_of_ppo_may_have_what_only_ppo_takes() -> None:
 def test_the_tables_name_settings_that_there_are() -> None:
     assert field_types(config_class("ppo")).keys() >= PPO_ONLY.keys()
     known = {name for trainer in ("grpo", "rloo") for name in field_types(config_class(trainer))}
-    assert RENAMED.keys() - known == {"batch_size"}
+    assert {*RENAMED, *FIXED} - known == {"batch_size"}
     assert {"scale_rewards", "loss_type", "epsilon_high"} <= own_settings("grpo").keys()
     assert not {"learning_rate", "temperature", "beta"} & own_settings("rloo").keys()

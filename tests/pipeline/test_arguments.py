@@ -23,6 +23,8 @@ from wpr.pipeline.arguments import (
     trainer_arguments,
     trl_arguments,
 )
+from wpr.pipeline.plan_view import resolved
+from wpr.pipeline.run import plan
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 64) | st.none())
@@ -191,3 +193,10 @@ def test_what_trl_s_trainer_refuses_is_refused_before_it_starts(change: str, mes
     arguments = trainer_arguments(recipe, "ppo", Path("x"), 1, False)
     with pytest.raises(RecipeError, match=message):
         make_trl_config(recipe, make_config("ppo", arguments), arguments)
+
+
+def test_the_plan_shows_what_trl_is_told() -> None:
+    recipe = load_recipe("tiny", ["trainer=rloo", "rloo.regularizer_in=loss", "train=[rkl]"])
+    shown = resolved(recipe, plan(recipe))["stages"]["ppo/rkl"]["arguments"]
+    found = {name: shown[name] for name in ("trainer", "regularizer_in", "regularizer_beta", "num_generations")}
+    assert found == {"trainer": "rloo", "regularizer_in": "loss", "regularizer_beta": 0.05, "num_generations": 2}

@@ -112,7 +112,8 @@ def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
             changed[name] = merge_dotted(own, fitting)
     if unused:
         key, trainers = min(unused), {str(merge(merged, own or {}).get("trainer", "ppo")) for own in changed.values()}
-        which = "" if _is_for_all(key) else f" (trainer: {', '.join(sorted(trainers))})"
+        other = f" (trainer: {', '.join(sorted(trainers))}); drop it, or set trainer={key.partition('.')[0]}"
+        which = "" if _is_for_all(key) else other
         raise RecipeError(f"{COMMAND_LINE}: {key} has no meaning for any of the policies {', '.join(policies)}{which}")
     return merge_dotted(merged | {"policies": changed}, specific)
 

@@ -45,11 +45,13 @@ RENAMED = {
     **dict.fromkeys(("model_init_kwargs", "trust_remote_code"), "the section model"),
     **dict.fromkeys(("reward_weights", "multi_objective_aggregation"), "the section scorer"),
     "chat_template_kwargs": "data.template",
-    **dict.fromkeys(
-        ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "none: the reference stays as it was"
-    ),
 }
 """TRL's names of what recipes call otherwise."""
+
+FIXED = dict.fromkeys(
+    ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "a reference that stays as it was"
+)
+"""TRL's settings that recipes do not have, and what they have instead."""
 
 
 @cache
@@ -78,7 +80,7 @@ def own_settings(trainer: str) -> dict[str, Any]:
     """Names and types of what TRL's trainer takes beside the settings of `ppo`."""
     from wpr.trl import LOSS_TYPES
 
-    elsewhere = {*filter(is_shared, field_types(config_class("ppo"))), *RENAMED}
+    elsewhere = {*filter(is_shared, field_types(config_class("ppo"))), *RENAMED, *FIXED}
     found = {name: kind for name, kind in field_types(config_class(trainer)).items() if name not in elsewhere}
     choices: dict[str, Any] = {  # TRL looks at these only when it trains
         "scale_rewards": Literal["group", "batch", "none", True, False],
@@ -105,7 +107,7 @@ def trl_section(trainer: str, values: Any, where: Where) -> dict[str, Any]:
                 f"{where(key)}: {key} has another name in recipes, one for all trainers: "
                 f"{RENAMED.get(name, f'ppo.{name}')}"
             )
-        if name in PPO_ONLY:
+        if name in PPO_ONLY or name in FIXED:
             raise _meaningless(key, trainer, where)
         raise unknown(key, known, where, trainer)
     return {name: convert(value, known[name], f"{trainer}.{name}", where) for name, value in values.items()}
@@ -150,7 +152,5 @@ def _default(name: str) -> Any:
 
 
 def _meaningless(key: str, trainer: str, where: Where) -> RecipeError:
-    instead = PPO_ONLY.get(key.rpartition(".")[2], "no critic")
-    return RecipeError(
-        f"{where(key)}: {key} has no meaning for trainer: {trainer}, which has {instead}; drop it, or set trainer: ppo"
-    )
+    instead = (PPO_ONLY | FIXED).get(key.rpartition(".")[2], "no critic")
+    return RecipeError(f"{where(key)}: {key} has no meaning for trainer: {trainer}, which has {instead}; drop it")

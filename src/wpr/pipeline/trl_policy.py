@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from wpr import trl
 from wpr.language_models import pad
+from wpr.pipeline.sft import end_with
 from wpr.pipeline.training import Resumable, show_progress
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.collect import WORKING_COPIES, Collector
@@ -65,9 +66,8 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         from datasets import Dataset
 
         self.rows, self.shared = train_dataset, shared
-        shared.responses_per_prompt = args.num_generations_eval
         self.stopwatch = Stopwatch(args.device)
-        model.generation_config.eos_token_id = shared.stop_token_ids
+        end_with(model, shared.stop_token_ids or [])
         prompts = [processing_class.decode(row["input_ids"]) for row in train_dataset]
         super().__init__(
             model,
@@ -81,6 +81,8 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             **options,
         )
         show_progress(self, title)
+        # Evaluations draw as many responses as they are told, and end them as TRL does.
+        shared.responses_per_prompt, shared.stop_token_ids = args.num_generations_eval, self.eos_token_ids
         policy = self.accelerator.unwrap_model(self.model)
         self.actor_critic = ActorCritic(policy, None)  # its value head is not asked for anything
         self.shaping = ScoreShaping(shared.missing_eos_penalty, shared.normalize_rewards, shared.reward_clip)
@@ -100,8 +102,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         """TRL's reward function: scores as the policy learns from them. Those of reward and monitors are logged."""
         rows, device = [self.rows[number] for number in row], self.args.device
         tokens, mask = pad(completion_ids, device=device)
-        ends = set(self.collector.sampling.eos)
-        finished = torch.tensor([ids[-1] in ends for ids in completion_ids], device=device)
+        finished = torch.tensor([ids[-1] in self.eos_token_ids for ids in completion_ids], device=device)
         columns = {name: [one[name] for one in rows] for name in rows[0] if name not in ("input_ids", "prompt")}
         prompts = Prompts(*pad([one["input_ids"] for one in rows], left=True, device=device))
         responses = Responses(tokens, mask.bool(), finished)
