@@ -109,29 +109,14 @@ class Regularized(Measuring):
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
         self.regularizer_memory_mb = regularizer_memory_mb
         if args is not None:  # before a model is loaded
-            self._check(args)
+            check_settings(args, regularizer_in, regularizer_beta)
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
-        self._check(self.args, policy)
+        check_settings(self.args, regularizer_in, regularizer_beta)
+        _refuse(self._faults(policy))
         before = starting_point(policy, adapter_is_new=not is_peft(model))
         self.reference = before if before is None else place_frozen(before, self.accelerator)
         self._place(regularizer, policy if before is None else before)
-
-    def _check(self, args: Any, policy: Module | None = None) -> None:
-        """Refuse settings that cannot be, those of TRL that would be doubled or ignored, and models not known here."""
-        form, beta, quantile = self.regularizer_in, self.regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
-        loss_type = getattr(args, "loss_type", "dapo")
-        faults = _liger(args) | {
-            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
-            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
-            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
-            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
-            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
-            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
-            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
-            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
-        }
-        _refuse(faults if policy is None else faults | self._faults(policy))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
@@ -305,6 +290,25 @@ class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[m
                 any_tokens = torch.zeros(len(student_logits), dtype=torch.long, device=own.device)
                 found.append(token_statistics(student_logits, teacher_logits, any_tokens)[2])
         return torch.cat(found)
+
+
+def check_settings(args: Any, regularizer_in: str, regularizer_beta: float) -> None:
+    """Refuse settings that cannot be, and those of TRL that would be doubled or ignored. ``args``: TRL's."""
+    form, beta, quantile = regularizer_in, regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
+    loss_type = getattr(args, "loss_type", "dapo")
+    _refuse(
+        _liger(args)
+        | {
+            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
+            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
+            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
+            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
+            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
+            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
+            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
+            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
+        }
+    )
 
 
 def _refuse(faults: Mapping[str, bool]) -> None:

@@ -9,17 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wpr.config.recipe import Recipe, config_class
+from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
+from wpr.config.trainers import config_class
 from wpr.errors import RecipeError
 from wpr.pipeline.arguments import (
     NO_EFFECT,
     batch_arguments,
     make_config,
+    make_trl_config,
     outcome_settings,
     precision_arguments,
     trainer_arguments,
+    trl_arguments,
 )
+from wpr.pipeline.plan_view import resolved
+from wpr.pipeline.run import plan
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 64) | st.none())
@@ -135,5 +140,63 @@ def test_settings_without_effect_are_settings() -> None:
     """A name that no trainer has would be a slip of the pen."""
     from wpr.config.typed import field_types
 
-    known = {name for stage in ("sft", "reward", "ppo") for name in field_types(config_class(stage))}
+    known = {name for stage in ("sft", "reward", "ppo", "grpo") for name in field_types(config_class(stage))}
     assert known >= NO_EFFECT
+
+
+def trl_arguments_of(*changes: str) -> dict[str, Any]:
+    recipe = load_recipe("tiny", ["trainer=grpo", *changes])
+    arguments = trainer_arguments(recipe, "ppo", Path("x"), 1, False) | {"report_to": "none"}
+    return trl_arguments(recipe, make_config("ppo", arguments), arguments)
+
+
+def test_what_trl_is_told_is_what_the_recipe_calls_by_ppo_s_names() -> None:
+    found = trl_arguments_of(
+        "ppo.responses_per_prompt=4", "ppo.max_new_tokens=9", "ppo.ppo_epochs=3", "ppo.num_minibatches=2",
+        "ppo.clip_range=0.1", "ppo.temperature=0.5", "ppo.min_new_tokens=2", "grpo.loss_type=dr_grpo", "ppo.beta=0.3",
+        "grpo.regularizer_in=loss", "ppo.per_device_train_batch_size=8",
+    )  # fmt: skip
+    wanted = {
+        "num_generations": 4, "max_completion_length": 9, "num_iterations": 3, "steps_per_generation": 8,
+        "epsilon": 0.1, "temperature": 0.5, "top_k": 0, "generation_kwargs": {"min_new_tokens": 2}, "beta": 0.0,
+        "loss_type": "dr_grpo", "learning_rate": 1e-3, "max_steps": 30, "gradient_checkpointing": False, "seed": 0,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert "regularizer_in" not in found
+    assert make_config("grpo", found).generation_batch_size == 64
+
+
+def test_held_out_prompts_have_as_many_responses_as_under_ppo() -> None:
+    assert trl_arguments_of()["num_generations_eval"] == 1
+    assert trl_arguments_of("ppo.responses_per_prompt=4")["num_generations_eval"] == 4
+    assert trl_arguments_of("ppo.responses_per_prompt=4", "grpo.num_generations_eval=3")["num_generations_eval"] == 3
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_batch_without_whole_groups(group: int) -> None:
+    with pytest.raises(
+        RecipeError, match=rf"rollout of 32 responses .* ppo\.responses_per_prompt={group}; set that to 2"
+    ):
+        trl_arguments_of(f"ppo.responses_per_prompt={group}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("ppo.use_liger_kernel=true", "grpo: use_liger_kernel=True replaces layers"),
+        ("grpo.top_entropy_quantile=0.5", r"grpo: top_entropy_quantile=0\.5 drops"),
+        ("ppo.lr_scheduler_type=cosin", "cosin"),
+    ],
+)
+def test_what_trl_s_trainer_refuses_is_refused_before_it_starts(change: str, message: str) -> None:
+    recipe = load_recipe("tiny", ["trainer=grpo", "ppo.report_to=none", change])
+    arguments = trainer_arguments(recipe, "ppo", Path("x"), 1, False)
+    with pytest.raises(RecipeError, match=message):
+        make_trl_config(recipe, make_config("ppo", arguments), arguments)
+
+
+def test_the_plan_shows_what_trl_is_told() -> None:
+    recipe = load_recipe("tiny", ["trainer=rloo", "rloo.regularizer_in=loss", "train=[rkl]"])
+    shown = resolved(recipe, plan(recipe))["stages"]["ppo/rkl"]["arguments"]
+    found = {name: shown[name] for name in ("trainer", "regularizer_in", "regularizer_beta", "num_generations")}
+    assert found == {"trainer": "rloo", "regularizer_in": "loss", "regularizer_beta": 0.05, "num_generations": 2}

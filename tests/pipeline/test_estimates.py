@@ -93,6 +93,8 @@ def test_ppo_by_hand() -> None:
     shared = needed("ppo/rkl", *batch, "ppo.share_backbone=true")
     assert shared.states == 16_000 + 4000 + 4000
     assert shared.disk == 4000 + 2 * 12_000
+    grpo = needed("ppo/rkl", *batch, "trainer=grpo", "ppo.generation_batch_size=1")  # no critic either
+    assert (grpo.states, grpo.activations, grpo.disk) == (shared.states, shared.activations, shared.disk)
 
 
 def test_ppo_is_rewarded_by_a_function() -> None:

@@ -31,26 +31,37 @@ SMALL = [
     "evaluation.prompts=12",
 ]
 STAGES = ("sft", "reward", "ppo/rkl", "ppo/semantic")
+TRL = [
+    *SMALL,
+    "prepare.options.pairs=120",  # prompts for three rollouts: the fourth is of another epoch
+    "sft.max_steps=2",
+    "reward.max_steps=2",
+    "policies.rkl.trainer=grpo",
+    "policies.semantic.trainer=rloo",
+    "ppo.responses_per_prompt=4",
+    "ppo.ppo_epochs=2",  # four steps per rollout, so that some checkpoints fall into the middle of one
+    "ppo.normalize_rewards=true",
+]
 
 
-def start(output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "wpr", "run", "tiny", f"output={output}", *SMALL]
+def start(output: Path, settings: list[str] = SMALL) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "wpr", "run", "tiny", f"output={output}", *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def finish(output: Path) -> str:
-    process = start(output)
+def finish(output: Path, settings: list[str] = SMALL) -> str:
+    process = start(output, settings)
     stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     return stdout
 
 
-def kill_in(output: Path, stage: str, step: int) -> None:
+def kill_in(output: Path, stage: str, step: int, settings: list[str] = SMALL) -> None:
     """Start the run and kill it once ``stage`` has logged ``step``, with a second or more of the stage to go: a busy
     machine is slow to pass the line on.
     """
-    process = start(output)
+    process = start(output, settings)
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
@@ -94,6 +105,20 @@ def test_killed_in_every_stage(undisturbed: Path, tmp_path: Path) -> None:
         statuses = {name: record["status"] for name, record in manifest_of(output)["stages"].items()}
         assert statuses[stage] == "running"
     finish(output)
+    assert_alike(output, undisturbed)
+
+
+def test_policies_of_trl_killed(tmp_path: Path) -> None:
+    """GRPO, then RLOO, in the middle of a rollout whose completions are used up later."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(whole, TRL)
+    kill_in(killed, "ppo/rkl", 6, TRL)
+    kill_in(killed, "ppo/semantic", 12, TRL)
+    finish(killed, TRL)
+    assert_alike(killed, whole)
+
+
+def assert_alike(output: Path, undisturbed: Path) -> None:
     disturbed, expected = facts(output), facts(undisturbed)
     for stage in STAGES:
         for subject, value in expected[stage].items():

@@ -78,8 +78,8 @@ def test_members_share_what_comes_before_ppo(recipe: Recipe) -> None:
         (None, ["rlk"], [], "recipe mine: unknown policy rlk; did you mean rkl?"),
         (None, [], ["ppo.beta"], "--grid 'ppo.beta' must be key=value,value,..."),
         (None, [], ["ppo.beta="], "--grid 'ppo.beta=' must be key=value,value,..."),
-        (None, [], ["sft.learning_rate=1,2"], "changes `ppo` and `regularizer` settings; sft.learning_rate is none"),
-        (None, [], ["seed=1,2"], "changes `ppo` and `regularizer` settings; seed is none"),
+        (None, [], ["sft.learning_rate=1,2"], "grpo, rloo and their settings; sft.learning_rate is none"),
+        (None, [], ["seed=1,2"], "grpo, rloo and their settings; seed is none"),
     ],
 )
 def test_sweeps_that_are_refused(

@@ -153,7 +153,7 @@ def test_an_infinite_penalty_is_told_with_its_token(tmp_path: Path) -> None:
     assert found["kind"] == "penalty"
     assert found["response"].split()[found["position"]] in {f"w{i}" for i in range(10, 20)}
     assert trainer.beta.beta(0.0) == trainer.args.beta  # nothing was learned from it
-    assert trainer.moments.count == 0
+    assert trainer.shaping.moments.count == 0
 
 
 def test_a_gradient_that_is_not_finite_names_whose_it_is(tmp_path: Path) -> None:

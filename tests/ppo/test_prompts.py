@@ -82,3 +82,10 @@ def test_prompts_of_the_wrong_kind_are_named() -> None:
 def test_too_few_prompts_are_refused() -> None:
     with pytest.raises(ValueError, match="has 3 prompts, fewer than the 4"):
         RolloutSampler(range(3), 4, 1, shuffle=True, seed=0)
+
+
+def test_each_prompt_several_times_in_a_row() -> None:
+    """Where the rows of a batch are responses; every micro-batch of the rollout comes with all of them."""
+    sampler = RolloutSampler(range(7), group=2, repeats=2, shuffle=False, seed=0, each=3)
+    assert list(sampler) == [*[0, 0, 0, 1, 1, 1] * 2, *[2, 2, 2, 3, 3, 3] * 2, *[4, 4, 4, 5, 5, 5] * 2]
+    assert len(sampler) == 36

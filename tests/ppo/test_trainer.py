@@ -168,7 +168,7 @@ def test_scores_are_shaped(tmp_path: Path) -> None:
     row = history(trainer)[0]
     assert row["score"] == pytest.approx(13.5)
     assert abs(row["score_shaped"]) < 0.1
-    assert trainer.moments.mean == pytest.approx(13.5)
+    assert trainer.shaping.moments.mean == pytest.approx(13.5)
 
 
 def test_reward_functions_see_the_columns_and_each_prompts_responses(tmp_path: Path) -> None:

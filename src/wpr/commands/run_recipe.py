@@ -54,7 +54,7 @@ def run(
     dry_run: DryRun = False,
     on_change: OnChange = "refuse",
 ) -> None:
-    """Run all stages of a recipe: data, SFT, reward model, PPO for each policy.
+    """Run all stages of a recipe: data, SFT, reward model, PPO (or GRPO, RLOO) for each policy.
 
     Stages that are done are skipped; one that was interrupted resumes from its last checkpoint.
 
@@ -65,6 +65,8 @@ def run(
         wpr run hh-gemma-2b model.name=my/model data.source=my.jsonl.gz
 
         wpr run my-recipe.yaml --policy rkl --policy sum ppo.beta=0.02
+
+        wpr run quickstart trainer=grpo output=runs/grpo
 
         accelerate launch -m wpr run tldr-gemma-2b
     """
@@ -118,7 +120,7 @@ def ppo(
     dry_run: DryRun = False,
     on_change: OnChange = "refuse",
 ) -> None:
-    """Train policies with PPO on the run's SFT and reward models.
+    """Train policies with PPO, or the recipe's other trainer, on the run's SFT and reward models.
 
     [bold]Example[/bold]: wpr ppo hh-gemma-2b --policy semantic ppo.beta=0.02
     """

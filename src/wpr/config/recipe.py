@@ -9,10 +9,10 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
+from wpr.config.trainers import TRL_TRAINERS, config_class, own_settings, trl_section
 from wpr.config.typed import Where, build, check_fields, field_types, unknown
 from wpr.data import DataSettings, SplitSettings
 from wpr.data.rows import shown
@@ -31,6 +31,9 @@ OWNED = {
     "do_train": "a stage that is in the recipe is trained",
 }
 """Settings of the trainers that the pipeline sets itself."""
+
+POLICY_KEYS = ("regularizer", "trainer", "ppo", *TRL_TRAINERS)
+"""What policies, and grids of sweeps, may change."""
 
 LARGEST_SEED = 2**32 - 1
 """What numpy's generators take; Python's and torch's take more."""
@@ -82,7 +85,7 @@ class PrepareSettings:
 
 @dataclass
 class ScorerSettings:
-    """What PPO maximises.
+    """What policies are trained to maximise.
 
     kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function.
     name: folder or hub name of a reward model; null: the one that the reward stage trains.
@@ -143,14 +146,16 @@ class SweepSettings:
 @dataclass
 class Recipe:
     """An experiment. Sections `sft`, `reward` and `ppo` hold the fields of TRL's ``SFTConfig`` and ``RewardConfig`` and
-    of `wpr.PPOConfig`, and ``batch_size``, the number of rows of an optimizer step over all devices.
+    of `wpr.PPOConfig`, and ``batch_size``, the number of rows of an optimizer step over all devices; `grpo` and `rloo`
+    what TRL's ``GRPOConfig`` and ``RLOOConfig`` have beside these.
 
     name: names the run. description: one line. output: the run's folder, ``{name}`` being the name.
     seed: of everything that is drawn.
     sft, reward: null leaves the stage out.
     critic: ``auto`` starts from the reward model, or from the SFT model where none is trained; or a folder.
-    policies: PPO runs by name, each with what it changes in `regularizer` and `ppo`. A `regularizer` with another
-        `name` or `preset` stands by itself, one without changes the recipe's.
+    trainer: what trains policies: ``ppo``, or TRL's ``grpo`` or ``rloo``; see `wpr.config.trainers`.
+    policies: training runs by name, each with what it changes in `regularizer`, `trainer`, `ppo`, `grpo` and `rloo`. A
+        `regularizer` with another `name` or `preset` stands by itself, one without changes the recipe's.
     train: the policies that `wpr run` trains; null: all.
     """
 
@@ -166,7 +171,10 @@ class Recipe:
     reward: dict[str, Any] | None = None
     scorer: ScorerSettings = field(default_factory=ScorerSettings)
     critic: str = "auto"
+    trainer: Literal["ppo", "grpo", "rloo"] = "ppo"
     ppo: dict[str, Any] = field(default_factory=dict)
+    grpo: dict[str, Any] = field(default_factory=dict)
+    rloo: dict[str, Any] = field(default_factory=dict)
     regularizer: RegularizerSpec = field(default_factory=lambda: RegularizerSpec.parse(RECOMMENDED))
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     train: list[str] | None = None
@@ -190,7 +198,7 @@ class Recipe:
         return self.policy_names if self.train is None else list(self.train)
 
     def policy(self, name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
-        """The recipe of one policy: its changes put into `regularizer` and `ppo`, then ``changes`` (dotted)."""
+        """The recipe of one policy: its changes put in (`POLICY_KEYS`), then ``changes`` (dotted)."""
         self.check_policy(name)
         assert self.source is not None
         return self.source.recipe(name, changes)
@@ -235,6 +243,8 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
         values["policies"] = {name: own for name, own in values["policies"].items() if own is not None}
     for section in STAGES:
         values[section] = _stage(section, values.get(section), where)
+    for section in TRL_TRAINERS:
+        values[section] = trl_section(section, values.get(section), where)
     recipe: Recipe = build(Recipe, values, "", where)
     _check_names(recipe, where)
     _check_seed(recipe.seed, "seed", where)
@@ -265,25 +275,6 @@ def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
     if checked.get("data_seed") is not None:
         _check_seed(checked["data_seed"], f"{section}.data_seed", where)
     return checked
-
-
-@cache
-def config_class(section: str) -> type:
-    """The class whose fields a stage's section holds."""
-    if section == "ppo":
-        from wpr.ppo import PPOConfig
-
-        return PPOConfig
-    try:
-        if section == "sft":
-            from trl import SFTConfig
-
-            return cast(type, SFTConfig)
-        from trl import RewardConfig
-
-        return cast(type, RewardConfig)
-    except ImportError:
-        raise RecipeError("SFT and reward models need TRL; install it with `pip install 'wpr[train]'`") from None
 
 
 def _check_names(recipe: Recipe, where: Where) -> None:
@@ -325,8 +316,8 @@ def _check_scorer(recipe: Recipe, where: Where) -> None:
 def _check_policies(recipe: Recipe, where: Where) -> None:
     for name, own in recipe.policies.items():
         for key in own:
-            if key not in ("regularizer", "ppo"):
-                raise unknown(f"policies.{name}.{key}", ["regularizer", "ppo"], where, f"policies.{name}")
+            if key not in POLICY_KEYS:
+                raise unknown(f"policies.{name}.{key}", POLICY_KEYS, where, f"policies.{name}")
     for name in recipe.train or []:
         recipe.check_policy(name, f"{where('train')}: train")
     for sweep, settings in recipe.sweeps.items():
@@ -339,8 +330,15 @@ def check_grid(grid: Mapping[str, Any], place: str) -> None:
     """Refuse a grid over settings that a policy cannot change, or that nobody knows."""
     for key in grid:
         section, _, setting = key.partition(".")
-        if section not in ("ppo", "regularizer"):
-            raise RecipeError(f"{place}: a grid changes `ppo` and `regularizer` settings; {key} is none of them")
-        known = field_types(RegularizerSpec if section == "regularizer" else config_class("ppo"))
+        if section not in POLICY_KEYS:
+            raise RecipeError(
+                f"{place}: a grid changes {', '.join(POLICY_KEYS)} and their settings; {key} is none of them"
+            )
+        if key == "trainer":
+            continue
+        if section in TRL_TRAINERS:
+            known = own_settings(section)
+        else:
+            known = field_types(RegularizerSpec if section == "regularizer" else config_class("ppo"))
         if setting not in known and key != "ppo.batch_size":
             raise unknown(key, known, lambda _: place, section)

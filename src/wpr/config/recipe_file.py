@@ -1,7 +1,7 @@
 """Reading recipes: YAML files that may build on others (`extends:`), changed by the command line (`ppo.beta=0.1`).
 
-A recipe's `policies:` are PPO runs that share one SFT model and one reward model and differ in what they name:
-`policies.rkl.regularizer`, `policies.rkl.ppo`.
+A recipe's `policies:` are training runs that share one SFT model and one reward model and differ in what they name:
+`policies.rkl.regularizer`, `policies.rkl.ppo`, `policies.rkl.trainer`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from wpr.config.merging import COMMAND_LINE, merge, merge_dotted
-from wpr.config.recipe import Recipe, typed_recipe
+from wpr.config.recipe import POLICY_KEYS, Recipe, typed_recipe
+from wpr.config.trainers import TRL_TRAINERS, check_trainer, is_shared
 from wpr.config.typed import unknown
 from wpr.config.yaml_file import parse_value, read_yaml
 from wpr.errors import RecipeError
@@ -57,7 +58,17 @@ class RecipeSource:
 
         recipe = typed_recipe(values, where, check_policies=policy is None)
         recipe.source = self
+        if policy is not None:
+            check_trainer(recipe, self._said(policy) | swept.keys(), where)
         return recipe
+
+    def _said(self, policy: str) -> set[str]:
+        """Dotted settings that are the policy's own; of a recipe without policies, those of the command line."""
+        policies = self.values.get("policies") or {}
+        if policy not in policies:
+            return {key for key, origin in self.origins.items() if origin.startswith(COMMAND_LINE)}
+        own = policies.get(policy) or {}
+        return {f"{section}.{name}" for section, part in own.items() if isinstance(part, Mapping) for name in part}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -82,17 +93,17 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with the command line's changes in them. Those of `ppo` and `regularizer` go into every policy too, above
-    what it says itself, but for settings that have no meaning for its regularizer.
+    """Values with the command line's changes in them. Those that a policy can change (`POLICY_KEYS`) go into every
+    policy too, above what it says itself, but for settings that have no meaning for its regularizer or trainer.
     """
     specific = {key: value for key, value in changes.items() if key.partition(".")[0] == "policies"}
     general = {key: value for key, value in changes.items() if key not in specific}
     policies = values.get("policies")
-    if not isinstance(policies, Mapping) or not policies:
+    if not isinstance(policies, Mapping) or not any(isinstance(own, Mapping) for own in policies.values()):
         return merge_dotted(values, changes)
     merged = merge_dotted(values, _meaningful(general, values))
-    late = {key: value for key, value in general.items() if key.partition(".")[0] in ("ppo", "regularizer")}
-    unused = {key for key in late if key.startswith("regularizer.")}
+    late = {key: value for key, value in general.items() if key.partition(".")[0] in POLICY_KEYS}
+    unused = {key for key in late if key.startswith("regularizer.") or not _is_for_all(key)}
     changed = dict(policies)
     for name, own in policies.items():
         if isinstance(own, Mapping):
@@ -100,18 +111,30 @@ def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
             unused -= set(fitting)
             changed[name] = merge_dotted(own, fitting)
     if unused:
-        raise RecipeError(f"{COMMAND_LINE}: {min(unused)} has no meaning for any of the policies {', '.join(policies)}")
+        key, trainers = min(unused), {str(merge(merged, own or {}).get("trainer", "ppo")) for own in changed.values()}
+        other = f" (trainer: {', '.join(sorted(trainers))}); drop it, or set trainer={key.partition('.')[0]}"
+        which = "" if _is_for_all(key) else other
+        raise RecipeError(f"{COMMAND_LINE}: {key} has no meaning for any of the policies {', '.join(policies)}{which}")
     return merge_dotted(merged | {"policies": changed}, specific)
 
 
+def _is_for_all(key: str) -> bool:
+    """Whether a setting has a meaning for all trainers."""
+    section, _, setting = key.partition(".")
+    return section not in TRL_TRAINERS and (section != "ppo" or is_shared(setting))
+
+
 def _meaningful(changes: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes, less settings that the regularizer of ``values`` does not have."""
+    """The changes, less settings that the regularizer or the trainer of ``values`` does not have."""
+    trainer = changes.get("trainer", values.get("trainer") or "ppo")
     section = values.get("regularizer")
     name = changes.get("regularizer.name", section.get("name") if isinstance(section, Mapping) else None)
     known = RegularizerSpec.setting_types()
 
     def fits(key: str) -> bool:
         head, _, setting = key.partition(".")
+        if not _is_for_all(key):
+            return bool(head == trainer)
         return head != "regularizer" or setting not in known or has_setting(name or "wasserstein", setting)
 
     return {key: value for key, value in changes.items() if fits(key)}

@@ -9,7 +9,7 @@ from wpr.config.recipe import Recipe
 from wpr.errors import RecipeError
 from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model
-from wpr.pipeline.arguments import make_config, trainer_arguments
+from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
 from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.regularizers.spec import RegularizerSpec
@@ -25,7 +25,9 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
         import_function(recipe.prepare.function, "prepare.function")
         return
     arguments = trainer_arguments(recipe, kind, folder.stage(name), process_count(), has_bf16())
-    make_config(kind, device_arguments() | arguments)
+    config = make_config(kind, device_arguments() | arguments)
+    if kind == "ppo" and recipe.trainer != "ppo":
+        make_trl_config(recipe, config, device_arguments() | arguments)
     configs = {
         setting: check_model(model, setting, recipe.model.revision if setting == "model.name" else None)
         for setting, model in _models(recipe, kind)
@@ -72,7 +74,7 @@ def _models(recipe: Recipe, kind: str) -> Iterator[tuple[str, str]]:
     if kind == "ppo":
         if recipe.scorer.kind == "model" and recipe.scorer.name is not None:
             yield "scorer.name", recipe.scorer.name
-        if recipe.critic != "auto":
+        if recipe.critic != "auto" and recipe.trainer == "ppo":
             yield "critic", recipe.critic
         for section, own in _regularizers(recipe).items():
             if own.costs.other_model is not None:

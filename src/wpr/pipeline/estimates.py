@@ -9,6 +9,7 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
     reward  16 N + activations of 2 B sequences                                  log-softmax and gradient)
     PPO     16 N (policy) + 16 N (critic) + 4 N (reference) + 4 N (reward model), and the larger of activations +
             logits_memory_mb and the cache of keys and values of the responses that are drawn together
+    GRPO, RLOO  the same without critic; all responses of a rollout are drawn together
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
@@ -23,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wpr.config.recipe import Recipe, config_class
+from wpr.config.recipe import Recipe
+from wpr.config.trainers import config_class
 from wpr.pipeline.arguments import trainer_arguments
 from wpr.pipeline.run import PlannedStage
 
@@ -114,25 +116,25 @@ def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
     trained = 16 * size.parameters if recipe.model.lora is None else 4 * size.parameters + 16 * _adapter(recipe, size)
     width = 2 if settings["bf16"] or settings["fp16"] else 4
     rows = 2 * batch if kind == "reward" else batch
-    if kind == "ppo" and not settings["share_backbone"]:
+    has_critic = kind == "ppo" and recipe.trainer == "ppo" and not settings["share_backbone"]
+    if has_critic:
         rows = 2 * batch  # policy and critic
     activations = _activations(size, rows * tokens, width, bool(settings["gradient_checkpointing"]))
     frozen = 0.0
     if kind == "sft":
         activations += 3 * 4 * batch * tokens * size.vocabulary
     if kind == "ppo":
-        shared = bool(settings["share_backbone"])
-        critic = 0 if shared else 16 * size.parameters
+        critic = 16 * size.parameters if has_critic else 0
         reference = 0 if recipe.model.lora is not None else 4 * size.parameters
         scorer = 4 * size.parameters if recipe.scorer.kind == "model" else 0
         frozen = critic + reference + scorer
         rollout = batch * settings["gradient_accumulation_steps"] * settings["num_minibatches"]
-        together = min(rollout, settings["generation_batch_size"] or rollout)
+        together = min(rollout, settings["generation_batch_size"] or rollout) if recipe.trainer == "ppo" else rollout
         cache = 2 * width * size.key_value_width * size.layers * tokens * together
         activations = max(activations + settings["logits_memory_mb"] * 2**20, cache)
     saved = 4 * size.parameters
     optimizer = 8 * size.parameters if recipe.model.lora is None else 8 * _adapter(recipe, size)
-    parts = 2 if kind == "ppo" and not settings["share_backbone"] else 1
+    parts = 2 if has_critic else 1
     kept = settings.get("save_total_limit") or 2
     return StageEstimate(stage.name, trained + frozen, activations, saved + kept * parts * (saved + optimizer))
 

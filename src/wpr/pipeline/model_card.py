@@ -13,12 +13,14 @@ TITLES = {
     "sft": "supervised fine-tuning",
     "reward": "reward model",
     "ppo": "PPO with a policy regularizer",
+    "grpo": "GRPO with a policy regularizer",
+    "rloo": "RLOO with a policy regularizer",
 }
 
 
 def model_card(recipe: Recipe, stage: str, results: dict[str, Any]) -> str:
     """Markdown with the metadata block that the hub reads."""
-    kind = stage.partition("/")[0]
+    kind = recipe.trainer if stage.startswith("ppo/") else stage
     front: dict[str, Any] = {} if Path(recipe.model.name).exists() else {"base_model": recipe.model.name}
     front |= {
         "library_name": "transformers",

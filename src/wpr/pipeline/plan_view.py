@@ -9,7 +9,7 @@ from rich.table import Table
 
 from wpr.config.recipe import Recipe
 from wpr.config.yaml_file import to_yaml
-from wpr.pipeline.arguments import make_config, trainer_arguments
+from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_in, trainer_arguments, trl_arguments
 from wpr.pipeline.run import PlannedStage
 from wpr.pipeline.stage import has_bf16, process_count
 from wpr.runs.folder import RunFolder
@@ -25,7 +25,12 @@ def resolved(recipe: Recipe, stages: list[PlannedStage]) -> dict[str, Any]:
             shown["stages"]["prepare"] = recipe.as_dict()["prepare"]
             continue
         arguments = trainer_arguments(stage.recipe, kind, folder.stage(stage.name), process_count(), has_bf16())
-        make_config(kind, arguments | _for_checking(arguments))  # what the trainer would refuse is reported now
+        checked = arguments | _for_checking(arguments)
+        config = make_config(kind, checked)  # what the trainer would refuse is reported now
+        if kind == "ppo" and stage.recipe.trainer != "ppo":
+            make_trl_config(stage.recipe, config, checked)
+            told = {"regularizer_in": regularizer_in(stage.recipe), "regularizer_beta": config.beta}
+            arguments = {"trainer": stage.recipe.trainer} | trl_arguments(stage.recipe, config, arguments) | told
         entry: dict[str, Any] = {"arguments": arguments}
         if kind == "ppo":
             entry["regularizer"] = stage.recipe.regularizer.resolved()

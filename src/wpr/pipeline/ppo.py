@@ -1,4 +1,6 @@
-"""The PPO stage: `PPOTrainer` from the SFT model under the policy's regularizer, measured on held-out prompts."""
+"""The stage that trains a policy: PPO, GRPO or RLOO from the SFT model under its regularizer, measured on held-out
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from typing import Any
 from wpr.atomic_io import write_atomically
 from wpr.config.functions import import_function
 from wpr.config.recipe import ScorerSettings
+from wpr.config.trainers import unused_settings
 from wpr.data import Encoder
 from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config, save_model
+from wpr.pipeline.arguments import regularizer_in
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import (
@@ -25,8 +29,10 @@ from wpr.pipeline.training import (
     last_training_log,
     model_metrics,
     release,
+    train_with_logs,
     usable_checkpoint,
 )
+from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded
 from wpr.runs.responses import AFTER, BEFORE, Response, prompt_id
 from wpr.transport.geometry import input_embeddings
@@ -43,8 +49,6 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     """
     from transformers import set_seed
 
-    from wpr.ppo import PPOTrainer
-
     recipe = stage.recipe
     tokenizer = load_tokenizer(stage.sft_model)
     rows = stage.rows(tokenizer)
@@ -53,50 +57,71 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
     args = stage.config(stop_token_ids=stops)
     set_seed(args.seed)  # a new head's weights are drawn from here
-    policy = load_causal(recipe.model, stage.sft_model)
-    reference = None if recipe.model.lora is not None else load_causal(recipe.model, stage.sft_model)
-    anchor = policy if reference is None else reference
-    gold = recipe.evaluation.gold
-    regularizer = regularizer_on(anchor, recipe.regularizer, args.device)
-    trainer = PPOTrainer(
-        policy,
-        args,
-        reward=make_scorer(recipe.scorer, stage.reward_model),
-        monitors={} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
-        regularizer=regularizer,
-        eval_regularizers={
-            name: regularizer if own == recipe.regularizer else regularizer_on(anchor, own, args.device)
-            for name, own in recipe.evaluation.eval_regularizers.items()
-        },
-        reference=reference,  # none: the policy with its adapter off
-        critic=None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id),
-        train_dataset=rows.train,
-        eval_dataset=held_out or None,
-        processing_class=tokenizer,
-        peft_config=lora_config(recipe.model.lora, "CAUSAL_LM"),
-    )
-    del regularizer  # the trainer's own uses the reference's embeddings in place; this one has a copy of them
-    trainer.console.title = stage.name
+    trainer = make_trainer(stage, args, rows.train, held_out, tokenizer)
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
     before: list[Response] = []
     if held_out:
         results["before"], before = measure(trainer, stage.folder / BEFORE, names)
-    trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
-    checkpoint = usable_checkpoint(stage.checkpoints)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
+    if recipe.trainer == "ppo":
+        trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+        checkpoint = usable_checkpoint(stage.checkpoints)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
+    else:
+        train_with_logs(trainer, stage)
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
         results["after"], after = measure(trainer, stage.folder / AFTER, names)
         results |= against_before(after, before, args.responses_per_prompt)
-        study(trainer, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
+        study(trainer, args, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
     if trainer.args.should_save:
         save_model(
             trainer.actor_critic.policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results)
         )
     release(trainer)
     return results
+
+
+def make_trainer(
+    stage: Stage, args: PPOConfig, train: list[dict[str, Any]], held_out: list[dict[str, Any]], tokenizer: Any
+) -> Any:
+    """What trains the policy, from the SFT model under the recipe's regularizer, and what measures it."""
+    recipe = stage.recipe
+    policy = load_causal(recipe.model, stage.sft_model)
+    is_ppo = recipe.trainer == "ppo"  # TRL's trainers copy the policy themselves
+    reference = load_causal(recipe.model, stage.sft_model) if is_ppo and recipe.model.lora is None else None
+    anchor = policy if reference is None else reference
+    gold = recipe.evaluation.gold
+    regularizer = regularizer_on(anchor, recipe.regularizer, args.device)
+    parts: dict[str, Any] = {
+        "reward": make_scorer(recipe.scorer, stage.reward_model),
+        "monitors": {} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
+        # The trainer's own uses the reference's embeddings in place; this one has a copy of them.
+        "regularizer": regularizer,
+        "eval_regularizers": {
+            name: regularizer if own == recipe.regularizer else regularizer_on(anchor, own, args.device)
+            for name, own in recipe.evaluation.eval_regularizers.items()
+        },
+        "train_dataset": train,
+        "eval_dataset": held_out or None,
+        "processing_class": tokenizer,
+        "peft_config": lora_config(recipe.model.lora, "CAUSAL_LM"),
+    }
+    if is_ppo:
+        from wpr.ppo import PPOTrainer
+
+        critic = None if args.share_backbone else load_scorer(recipe.model, critic_of(stage), tokenizer.pad_token_id)
+        # reference none: the policy with its adapter off
+        trainer = PPOTrainer(policy, args, reference=reference, critic=critic, **parts)
+        trainer.console.title = stage.name
+        return trainer
+    from wpr.pipeline.trl_policy import TRAINERS
+
+    if ignored := unused_settings(recipe):
+        logger.warning("%s: trainer: %s does not take %s", stage.name, recipe.trainer, ", ".join(ignored))
+    trl_args = stage.trl_config(args)
+    return TRAINERS[recipe.trainer](policy, trl_args, args, stage.name, regularizer_in=regularizer_in(recipe), **parts)
 
 
 def critic_of(stage: Stage) -> str:
@@ -109,7 +134,7 @@ def critic_of(stage: Stage) -> str:
 
 
 def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
-    """What PPO maximises, ready to score."""
+    """What policies are trained to maximise, ready to score."""
     if settings.kind == "function":
         from wpr.rewards import FunctionReward
 
@@ -174,7 +199,7 @@ def against_before(after: list[Response], before: list[Response], times: int) ->
     return found
 
 
-def study(trainer: Any, rows: list[Response], path: Path) -> None:
+def study(trainer: Any, args: PPOConfig, rows: list[Response], path: Path) -> None:
     """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``."""
     from wpr.analysis.case_study import study_response
     from wpr.regularizers import ReverseKL
@@ -189,7 +214,7 @@ def study(trainer: Any, rows: list[Response], path: Path) -> None:
         study_response(
             trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row.prompt_ids,
             row.response_ids, ReverseKL(), wasserstein, number=row.number, score=row.measures.get("score"),
-            gold=row.measures.get(GOLD), temperature=trainer.args.logprob_temperature,
+            gold=row.measures.get(GOLD), temperature=args.logprob_temperature,
         )
         for row in rows
     ]  # fmt: skip
@@ -197,7 +222,7 @@ def study(trainer: Any, rows: list[Response], path: Path) -> None:
     view = {
         "policy": path.parent.name,
         "penalties": {"kl": "reverse KL", "wpr": f"Wasserstein, {wasserstein.preset}"},
-        "beta": trainer.args.beta,
+        "beta": args.beta,
         "lam": settings.lam,
         "scale": wasserstein.geometry.scale,
         "studies": studies,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from wpr.atomic_io import write_atomically
 from wpr.config.recipe import Recipe
+from wpr.config.trainers import is_shared
 from wpr.config.yaml_file import to_yaml
 from wpr.errors import RunFolderError, UserError, explain, first_line
 from wpr.pipeline.arguments import outcome_settings
@@ -71,6 +72,12 @@ def plan(
             "scorer": {k: v for k, v in dataclasses.asdict(own.scorer).items() if k != "workers"},
             "critic": own.critic,
         }
+        if own.trainer != "ppo":
+            del inputs["critic"]
+            inputs["ppo"] = {key: value for key, value in inputs["ppo"].items() if is_shared(key)}
+            inputs["trainer"] = own.trainer
+            if section := outcome_settings(getattr(own, own.trainer)):
+                inputs[own.trainer] = section
         stages.append(PlannedStage(f"ppo/{name}", before_ppo, own, inputs))
     return stages
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from wpr.atomic_io import write_atomically
 from wpr.config.recipe import Recipe
-from wpr.pipeline.arguments import make_config, trainer_arguments
+from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_in, trainer_arguments
 from wpr.pipeline.recipe_data import RecipeData, StageRows
 from wpr.runs.folder import RunFolder
 
@@ -62,8 +62,18 @@ class Stage:
     def config(self, **defaults: Any) -> Any:
         """The config object of the stage's trainer; what of ``defaults`` the recipe leaves open is taken."""
         args = make_config(self.kind, defaults | self.arguments())
-        self.settings.update(json.loads(json.dumps(args.to_dict(), default=str)))
+        self._note_settings(args)
         return args
+
+    def trl_config(self, shared: Any) -> Any:
+        """That of TRL's trainer, where it trains the policy; ``shared``: from `config`."""
+        args = make_trl_config(self.recipe, shared, self.arguments())
+        self.settings.clear()
+        self._note_settings(args, regularizer_in=regularizer_in(self.recipe), regularizer_beta=shared.beta)
+        return args
+
+    def _note_settings(self, args: Any, **others: Any) -> None:
+        self.settings.update(json.loads(json.dumps(args.to_dict() | others, default=str)))
 
     def unwrap(self, trainer: Any) -> Any:
         """The trained model itself."""

@@ -59,7 +59,7 @@ def forget_final_evaluation(path: Path, history: list[dict[str, Any]]) -> None:
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in [*history, *rest]))
 
 
-class _Resumable:
+class Resumable:
     """For TRL's trainers: what they and the Trainer have gathered since the last log goes into checkpoints too.
 
     Without it, the first log after resuming would be a mean over fewer steps than in a run that was not interrupted.
@@ -82,6 +82,7 @@ class _Resumable:
             self._load_from_checkpoint(str(self._from))  # type: ignore[attr-defined]
             if (gathered := self._gathered()) is not None:
                 self._total_train_tokens = gathered["tokens"]
+                self._restore(gathered)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)  # type: ignore[misc]
@@ -91,6 +92,7 @@ class _Resumable:
             "loss": self._tr_loss.cpu(),  # type: ignore[attr-defined]
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
+            **self._own_state(),
         }
         torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))  # type: ignore[attr-defined]
 
@@ -102,22 +104,33 @@ class _Resumable:
             self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
             self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
             self._globalstep_last_logged: int = state["last_logged"]
+            self._restore(state)
         with cudnn_attention_disabled():
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+    def _own_state(self) -> dict[str, Any]:
+        """What a trainer keeps beside its log: tensors, numbers and text."""
+        return {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Put back what `_own_state` gave."""
 
     def _gathered(self) -> dict[str, Any] | None:
         """What the checkpoint had gathered, when it is asked for the first time."""
         if self._from is None:
             return None
         path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None  # type: ignore[attr-defined]
-        return torch.load(path, weights_only=True) if path.exists() else None
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.args.device)  # type: ignore[attr-defined]
+        return state
 
 
-class ResumableSFTTrainer(_Resumable, SFTTrainer):  # type: ignore[misc]
+class ResumableSFTTrainer(Resumable, SFTTrainer):  # type: ignore[misc]
     """TRL's trainer, resumable to the same logs."""
 
 
-class ResumableRewardTrainer(_Resumable, RewardTrainer):  # type: ignore[misc]
+class ResumableRewardTrainer(Resumable, RewardTrainer):  # type: ignore[misc]
     """TRL's trainer, resumable to the same logs."""
 
 
@@ -153,7 +166,8 @@ def show_progress(trainer: Any, title: str) -> ConsoleCallback:
 
 def train_with_logs(trainer: Any, stage: Stage) -> None:
     """Train one of TRL's trainers, from its last checkpoint if there is one, with the progress and metrics of a run."""
-    console = show_progress(trainer, stage.name)
+    console = next((one for one in trainer.callback_handler.callbacks if isinstance(one, ConsoleCallback)), None)
+    console = console or show_progress(trainer, stage.name)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
     try:
         trainer.resume(stage.checkpoints)

@@ -7,7 +7,7 @@ tokens.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,14 +123,9 @@ class Collector:
                     values={"largest_logit": error.value},
                 )  # fmt: skip
                 responses = _nothing(prompts)
-        ids, mask = join(prompts, responses)
-        response_ids = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
         logged = FunctionLog(len(prompts))
-        completions = Completions(
-            texts, self._decode(response_ids), ids, mask, last_token(prompts.input_ids.shape[1], responses.mask),
-            columns, response_ids,
-            {"trainer_state": trainer_state, "log_extra": logged.log_extra, "log_metric": logged.log_metric},
-        )  # fmt: skip
+        completions = self.completions(prompts, responses, texts, columns, logged, trainer_state)
+        ids, mask = completions.input_ids, completions.attention_mask
         with self.stopwatch("scoring"):
             values, measures, found_error = self._measure(model, ids, mask, responses.mask, evaluating)
         if fault is None and found_error is not None:
@@ -141,20 +136,45 @@ class Collector:
             penalties = torch.zeros_like(values).masked_scatter(responses.mask, measures.penalty)
             fault = _find_bad_token("the penalty", "penalty", penalties, responses.mask, completions)
         # Also after a fault: a reward model that is sharded needs all processes.
+        scores, watched, found = self.score(completions)
+        if (fault := fault or found) is not None:
+            return fault
+        return Experience(
+            ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched,
+            self.part_scores(), logged,
+        )  # fmt: skip
+
+    def completions(
+        self,
+        prompts: Prompts,
+        responses: Responses,
+        texts: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]],
+        logged: FunctionLog,
+        trainer_state: Any,
+    ) -> Completions:
+        """Prompts with their responses, as rewards see them; functions may log to ``logged``."""
+        ids = [tokens[keep].tolist() for tokens, keep in zip(responses.tokens, responses.mask, strict=True)]
+        return Completions(
+            texts, self._decode(ids), *join(prompts, responses), last_token(prompts.input_ids.shape[1], responses.mask),
+            columns, ids,
+            {"trainer_state": trainer_state, "log_extra": logged.log_extra, "log_metric": logged.log_metric},
+        )  # fmt: skip
+
+    def part_scores(self) -> dict[str, Tensor]:
+        """Of the responses that were scored last, by part of the reward, if it has several."""
+        return dict(self.reward.last_scores) if isinstance(self.reward, WeightedSum) else {}
+
+    def score(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor], Fault | None]:
+        """Scores ``(B,)`` by the reward and, by name, by the monitors; and the first thing that went wrong."""
         with self.stopwatch("reward"):
-            scores, found = _score("reward", self.reward, completions)
-        fault = fault or found
+            scores, fault = _score("reward", self.reward, completions)
         watched = {}
         for name, monitor in self.monitors.items():
             with self.stopwatch("monitors"):
                 watched[name], found = _score(f"monitor {name}", monitor, completions)
             fault = fault or found
-        if fault is not None:
-            return fault
-        parts = dict(self.reward.last_scores) if isinstance(self.reward, WeightedSum) else {}
-        return Experience(
-            ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched, parts, logged
-        )
+        return scores, watched, fault
 
     @cudnn_attention_disabled()  # as in training: the ratio of new to old probabilities is to begin at 1
     def _measure(

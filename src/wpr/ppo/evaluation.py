@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Trainer
 
-from wpr.ppo.collect import Experience
-from wpr.ppo.distributed import max_over_processes
-from wpr.ppo.faults import Fault
-from wpr.ppo.metrics import Metrics, number_or_none
+from wpr.ppo.actor_critic import ActorCritic
+from wpr.ppo.collect import Collector, Experience
+from wpr.ppo.distributed import max_over_processes, names_of_all, sum_over_processes
+from wpr.ppo.faults import Fault, TrainingFault, report_fault
+from wpr.ppo.metrics import Metrics, Stopwatch, number_or_none
 from wpr.ppo.rollout_log import note_scores
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,7 @@ EVALUATION = 1 << 40
 
 Collect = Callable[[dict[str, Any], int], "Experience | Fault"]
 Refuse = Callable[[Fault | None], None]
+_Trainer: Any = object  # a Trainer stands behind it
 
 
 class Evaluation:
@@ -96,3 +100,67 @@ class Evaluation:
 
         rows = gather_object(self.rows) if self.accelerator.num_processes > 1 else self.rows
         return sorted(rows, key=lambda row: int(row["number"]))
+
+
+class HeldOutEvaluation(_Trainer):  # type: ignore[misc]
+    """`evaluate` for a Trainer that has a `Collector` and an `ActorCritic` to draw with.
+
+    evaluated: every response of the last evaluation. skipped: batches and rollouts that were left out for faults.
+    """
+
+    collector: Collector
+    actor_critic: ActorCritic
+    control: Any
+    evaluated: Sequence[dict[str, Any]] = ()
+    skipped = 0
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it. The
+        responses themselves are in ``evaluated`` afterwards.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):  # one of several, by its name
+            dataset = self.eval_dataset[dataset]
+        if isinstance(dataset, dict):
+            results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
+            return {name: value for result in results for name, value in result.items()}
+        evaluation = Evaluation(
+            lambda batch, first: self.collector.collect(
+                self.actor_critic,
+                Trainer._prepare_inputs(self, batch),
+                EVALUATION,
+                first,
+                evaluating=True,
+                trainer_state=self.state,
+            ),
+            self._refuse_evaluation,
+            self.accelerator,
+            self.collector.config.responses_per_prompt,
+        )
+        training_clock, self.collector.stopwatch = self.collector.stopwatch, Stopwatch(self.args.device)
+        try:
+            evaluation.run(self.get_eval_dataloader(dataset), len(dataset), self.args.per_device_eval_batch_size)
+        finally:
+            self.collector.stopwatch = training_clock
+        self.evaluated = evaluation.responses()
+        found = evaluation.metrics.drain(
+            sum_over_processes(self.accelerator), self.args.device, names_of_all(self.accelerator)
+        )
+        values = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(values)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
+        return values
+
+    def _refuse_evaluation(self, fault: Fault | None) -> None:
+        """Stop at a batch that some process met a fault in or, where allowed, leave it out."""
+        folder = Path(self.args.output_dir)
+        message, path = report_fault(fault, folder, self.state.global_step, self.args.process_index)
+        limit = self.collector.config.max_skipped_rollouts
+        if self.skipped >= limit:
+            raise TrainingFault(
+                f"evaluation: {message}. Fix the cause, or raise max_skipped_rollouts (now {limit})", path
+            )
+        self.skipped += 1
+        logger.warning("evaluation: %s. This batch is left out", message)

@@ -57,6 +57,14 @@ def write_fault(fault: Fault, folder: Path, step: int, rank: int) -> Path:
     return path
 
 
+def report_fault(fault: Fault | None, folder: Path, step: int, rank: int) -> tuple[str, Path | None]:
+    """Write this process's fault, if it has one: what is to be said of it, and the file."""
+    if fault is None:
+        return "another process met a fault; see its file in faults/", None
+    path = write_fault(fault, folder, step, rank)
+    return f"{fault.message}; written to {path}", path
+
+
 def _strict(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as text."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -87,9 +87,11 @@ class RolloutSampler(Sampler[int]):
         shuffle: bool,
         seed: int,
         rollouts_done: Callable[[], int] = lambda: 0,
+        each: int = 1,
     ) -> None:
         """``rollouts_done`` tells, when an epoch begins or is resumed, which epoch that is. (The epoch that the Trainer
-        announces gets lost in the wrappers of a resumed, sharded data loader.)
+        announces gets lost in the wrappers of a resumed, sharded data loader.) ``each``: how often a prompt comes in a
+        row, where the rows of a batch are responses.
         """
         if len(dataset) < group:
             raise ValueError(
@@ -98,10 +100,10 @@ class RolloutSampler(Sampler[int]):
                 "responses_per_prompt, or repeat the dataset"
             )
         self.dataset, self.group, self.repeats, self.shuffle, self.seed = dataset, group, repeats, shuffle, seed
-        self.rollouts_done = rollouts_done
+        self.rollouts_done, self.each = rollouts_done, each
 
     def __len__(self) -> int:
-        return len(self.dataset) // self.group * self.group * self.repeats
+        return len(self.dataset) // self.group * self.group * self.repeats * self.each
 
     def __iter__(self) -> Iterator[int]:
         count = len(self.dataset)
@@ -111,4 +113,4 @@ class RolloutSampler(Sampler[int]):
             order = np.random.default_rng([self.seed, epoch]).permutation(count)
         for start in range(0, count - self.group + 1, self.group):
             for _ in range(self.repeats):
-                yield from order[start : start + self.group].tolist()
+                yield from order[start : start + self.group].repeat(self.each).tolist()

@@ -24,7 +24,7 @@ from wpr.ppo import checkpoints
 from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
 from wpr.ppo.console import ConsoleCallback
 from wpr.ppo.distributed import check_fsdp, max_over_processes, names_of_all, sum_over_processes
-from wpr.ppo.faults import Fault, TrainingFault, describe_gradient, write_fault
+from wpr.ppo.faults import Fault, TrainingFault, describe_gradient, report_fault
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
 from wpr.ppo.prompts import RolloutSampler
 from wpr.ppo.rollout import Rollout, minibatch_rows
@@ -157,7 +157,7 @@ class RolloutTrainer(ActorCriticTrainer):
         """If any process has a fault: write it, and stop or, where allowed, leave out the rest of the rollout."""
         if not max_over_processes(self.accelerator, int(fault is not None)):
             return False
-        message, path = self._write(fault)
+        message, path = report_fault(fault, self.folder, self.state.global_step, self.args.process_index)
         self.skipped += 1
         if self.skipped > self.args.max_skipped_rollouts:
             raise TrainingFault(
@@ -172,13 +172,6 @@ class RolloutTrainer(ActorCriticTrainer):
         self.metrics.add("skipped_rollouts", 1.0)
         self.idle = True
         return True
-
-    def _write(self, fault: Fault | None) -> tuple[str, Path | None]:
-        """Write this process's fault, if it has one: what is to be said of it, and the file."""
-        if fault is None:
-            return "another process met a fault; see its file in faults/", None
-        path = write_fault(fault, self.folder, self.state.global_step, self.args.process_index)
-        return f"{fault.message}; written to {path}", path
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self.step_left_out:

@@ -23,11 +23,11 @@ from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig, accepts_trl_names
 from wpr.ppo.console import report_table, write_completions
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
-from wpr.ppo.evaluation import EVALUATION, Evaluation
-from wpr.ppo.faults import Fault, TrainingFault, describe_loss
+from wpr.ppo.evaluation import HeldOutEvaluation
+from wpr.ppo.faults import Fault, describe_loss
 from wpr.ppo.generation import Generation, TransformersGeneration
 from wpr.ppo.losses import policy_loss, value_loss
-from wpr.ppo.metrics import Stopwatch, scored
+from wpr.ppo.metrics import scored
 from wpr.ppo.parts import (
     check_actor_critic,
     check_reference,
@@ -45,7 +45,7 @@ from wpr.ppo.rollout_log import completion_rows, note_rollout
 from wpr.ppo.rollout_trainer import LossFaultError, RolloutTrainer
 from wpr.regularizers import Regularizer
 from wpr.regularizers.spec import RECOMMENDED
-from wpr.rewards import Reward, RunningMoments
+from wpr.rewards import Reward, ScoreShaping
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,7 +58,7 @@ Rows: TypeAlias = "Dataset | Sequence[Mapping[str, Any]]"
 RewardSource: TypeAlias = "Reward | Model | Callable[..., Sequence[float]] | Sequence[Any]"
 
 
-class PPOTrainer(RolloutTrainer):
+class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
     """Algorithm 2 of the paper, for any `Regularizer`.
 
     Example::
@@ -151,7 +151,6 @@ class PPOTrainer(RolloutTrainer):
             sampling_of(args, actor_critic.policy, processing_class), self.stopwatch, self.monitors,
             self.eval_regularizers,
         )  # fmt: skip
-        self.evaluated: list[dict[str, Any]] = []
 
     def _reset(self) -> None:
         super()._reset()
@@ -161,7 +160,7 @@ class PPOTrainer(RolloutTrainer):
             if args.target_divergence is not None
             else ScheduledBeta(args.beta, args.beta if args.beta_end is None else args.beta_end, args.beta_schedule)
         )
-        self.moments = RunningMoments()
+        self.shaping = ScoreShaping(args.missing_eos_penalty, args.normalize_rewards, args.reward_clip)
         self.update_sums: dict[str, float] = {}
         self.update_tokens = 1.0
 
@@ -201,7 +200,7 @@ class PPOTrainer(RolloutTrainer):
             return
         assert isinstance(result, Experience)
         beta = self.beta.beta(self.state.global_step / self.state.max_steps)
-        scores = self._shape_scores(result)
+        scores = self.shaping(result.scores, result.finished, self.sum)
         penalties = result.scatter_to_mask(result.measures.penalty)
         mask = result.mask & ~scores.isnan().unsqueeze(-1)  # what was not scored teaches nothing
         rewards = assemble_rewards(scores, penalties, mask, beta)
@@ -221,18 +220,6 @@ class PPOTrainer(RolloutTrainer):
         self.beta.update(total / max(count, 1))
         if args.log_completions and number % args.log_completions_steps == 0:
             self._log_completions(completion_rows(result, args.log_completions, self.state.global_step))
-
-    def _shape_scores(self, result: Experience) -> Tensor:
-        """Scores as they are placed on the responses: end-of-sequence penalty, normalisation, clip."""
-        scores = result.scores
-        if self.args.missing_eos_penalty is not None:
-            scores = scores - self.args.missing_eos_penalty * (~result.finished).float()
-        if self.args.normalize_rewards:
-            self.moments.update(scored(scores), self.sum)
-            scores = self.moments.normalise(scores)
-        if self.args.reward_clip is not None:
-            scores = scores.clamp(-self.args.reward_clip, self.args.reward_clip)
-        return scores
 
     def _begin_update(self, number: int) -> None:
         """Count the tokens of the whole update, over its micro-batches and processes."""
@@ -264,58 +251,10 @@ class PPOTrainer(RolloutTrainer):
         self.console.show(rows, self.state.global_step)
         report_table(rows)
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Draw a response to every prompt of the evaluation set, always with the same seeds, and measure it. The
-        responses themselves are in ``evaluated`` afterwards.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):  # one of several, by its name
-            dataset = self.eval_dataset[dataset]
-        if isinstance(dataset, dict):
-            results = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
-            return {name: value for result in results for name, value in result.items()}
-        evaluation = Evaluation(
-            lambda batch, first: self.collector.collect(
-                self.actor_critic,
-                self._prepare_inputs(batch),
-                EVALUATION,
-                first,
-                evaluating=True,
-                trainer_state=self.state,
-            ),
-            self._refuse_evaluation,
-            self.accelerator,
-            self.args.responses_per_prompt,
-        )
-        training_clock, self.collector.stopwatch = self.collector.stopwatch, Stopwatch(self.args.device)
-        try:
-            evaluation.run(self.get_eval_dataloader(dataset), len(dataset), self.args.per_device_eval_batch_size)
-        finally:
-            self.collector.stopwatch = training_clock
-        self.evaluated = evaluation.responses()
-        found = evaluation.metrics.drain(self.sum, self.args.device, self.agree)
-        values = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
-        self.log(values)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
-        return values
-
-    def _refuse_evaluation(self, fault: Fault | None) -> None:
-        """Stop at a batch that some process met a fault in or, where allowed, leave it out."""
-        message, path = self._write(fault)
-        limit = self.args.max_skipped_rollouts
-        if self.skipped >= limit:
-            raise TrainingFault(
-                f"evaluation: {message}. Fix the cause, or raise max_skipped_rollouts (now {limit})", path
-            )
-        self.skipped += 1
-        logger.warning("evaluation: %s. This batch is left out", message)
-
     def own_state(self) -> dict[str, Any]:
         """The rollout's state, beta and moments."""
         kind = type(self.beta).__name__
-        own = {"beta_kind": kind, "beta": self.beta.state_dict(), "moments": self.moments.state_dict()}
+        own = {"beta_kind": kind, "beta": self.beta.state_dict(), "moments": self.shaping.moments.state_dict()}
         return super().own_state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -327,4 +266,4 @@ class PPOTrainer(RolloutTrainer):
             logger.warning(
                 "beta was set by %s, now by %s: it starts again", state["beta_kind"], type(self.beta).__name__
             )
-        self.moments.load_state_dict(state["moments"])
+        self.shaping.moments.load_state_dict(state["moments"])

@@ -4,7 +4,7 @@ from wpr.rewards.base import Completions, Reward, RewardError, as_reward
 from wpr.rewards.combined import WeightedSum
 from wpr.rewards.function import FunctionReward
 from wpr.rewards.model import RewardModel
-from wpr.rewards.normalisation import RunningMoments
+from wpr.rewards.normalisation import RunningMoments, ScoreShaping
 
 __all__ = [
     "Completions",
@@ -13,6 +13,7 @@ __all__ = [
     "RewardError",
     "RewardModel",
     "RunningMoments",
+    "ScoreShaping",
     "WeightedSum",
     "as_reward",
 ]

@@ -1,4 +1,4 @@
-"""Running mean and variance of scores, over all that were seen in a run."""
+"""What is done to scores before they are learned from, and their running mean and variance."""
 
 from __future__ import annotations
 
@@ -50,3 +50,28 @@ class RunningMoments:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
+
+
+class ScoreShaping:
+    """Scores as they are placed on responses: end-of-sequence penalty, normalisation, clip, in this order.
+
+    missing_eos_penalty: subtracted where a response did not end by itself. normalize: by the running moments.
+    clip: scores are held within plus and minus this. None leaves the first or the last out.
+    """
+
+    def __init__(self, missing_eos_penalty: float | None, normalize: bool, clip: float | None) -> None:
+        self.missing_eos_penalty, self.normalize, self.clip = missing_eos_penalty, normalize, clip
+        self.moments = RunningMoments()
+
+    def __call__(self, scores: Tensor, finished: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of scores ``(B,)`` of responses that are ``finished`` ``(B,)``; the same object where nothing is to be done.
+        reduce: sums a tensor over all processes.
+        """
+        if self.missing_eos_penalty is not None:
+            scores = scores - self.missing_eos_penalty * (~finished).float()
+        if self.normalize:
+            self.moments.update(scores[~scores.isnan()], reduce)  # NaN: a response that was not scored
+            scores = self.moments.normalise(scores)
+        if self.clip is not None:
+            scores = scores.clamp(-self.clip, self.clip)
+        return scores

@@ -108,6 +108,8 @@ class FinishedRun:
     def temperature(self, policy: str) -> float:
         """Of the distributions that were compared in training."""
         record = self._record(policy)
+        if record["inputs"].get("trainer", "ppo") != "ppo":  # TRL compares what it draws from
+            return float(record["settings"]["temperature"])
         if "logprob_temperature" in record.get("settings", {}):
             return float(record["settings"]["logprob_temperature"])
         # Releases that recorded no settings had this default; what the recipe set is among the inputs.

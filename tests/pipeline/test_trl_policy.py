@@ -1,0 +1,99 @@
+"""Policies of GRPO and RLOO through the whole pipeline: a sweep over trainers, other rewards, the loss form, LoRA."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.pipeline.command import SMALL, Here, manifest, results, statuses
+from wpr.pipeline.training import read_metrics
+from wpr.runs.finished_run import FinishedRun
+
+CURVES = {"score", "kl", "divergence", "penalty", "entropy", "response_length", "beta", "eos_fraction", "clip_fraction"}
+NAMES = {name: f"rkl+trainer={name}" for name in ("ppo", "grpo", "rloo")}
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+
+
+def test_a_sweep_over_trainers(here: Here, tmp_path: Path) -> None:
+    """One SFT and one reward model, three trainers; table, curves, report and analyses take all alike."""
+    output = tmp_path / "run"
+    sweep = ("sweep", "tiny", *SMALL, f"output={output}", "ppo.responses_per_prompt=2", "ppo.temperature=0.7")
+    said = here.succeeds(*sweep, "--policy", "rkl", "--grid", "trainer=ppo,grpo,rloo").stderr
+    assert said.count("reward: starting") == 1
+    assert statuses(output) == dict.fromkeys(
+        ["prepare", "sft", "reward", *(f"ppo/{name}" for name in NAMES.values())], "done"
+    )
+    found = results(output)
+    for trainer, name in NAMES.items():
+        folder, result = output / "ppo" / name, found[f"ppo/{name}"]
+        assert result["steps"] == 2
+        assert (folder / "responses-before.jsonl").read_text().count("\n") == 12
+        assert result["after"]["kl"] > 0
+        assert [row.number for row in FinishedRun(output).responses(name)] == list(range(12))
+        assert AutoModelForCausalLM.from_pretrained(folder / "model").config.vocab_size > 0
+        assert logged(folder)[-1].keys() >= CURVES, trainer
+        assert {"seconds_generation", "seconds_reward", "seconds_backpropagation"} <= logged(folder)[-1].keys()
+        assert trainer.upper() in (folder / "model" / "README.md").read_text()
+    stage = manifest(output)["stages"][f"ppo/{NAMES['grpo']}"]
+    assert (stage["settings"]["num_generations"], stage["settings"]["regularizer_beta"]) == (2, 0.05)
+    assert FinishedRun(output).temperature(NAMES["grpo"]) == 0.7
+    page = tmp_path / "page.html"
+    here.succeeds("report", str(output), "-o", str(page))
+    text = page.read_text()
+    assert all(name in text for name in NAMES.values())
+    here.succeeds("analyze", "costs", str(output))
+    again = here.succeeds(*sweep, "--policy", "rkl", "--grid", "trainer=grpo")
+    assert f"ppo/{NAMES['grpo']}: done before" in again.stderr
+
+
+REWARD = """
+def shortness(prompts, responses, topic, **columns):
+    assert len(prompts) == len(responses) == len(topic)
+    return [-float(len(response)) for response in responses]
+
+def gold(prompts, responses, **columns):
+    return [float(len(response)) for response in responses]
+
+def broken(prompts, responses, **columns):
+    return [float("nan")] * len(responses)
+"""
+
+
+def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "shortness.py").write_text(REWARD)
+    rows = [{"prompt": f"Where is {n}?", "chosen": "Here.", "rejected": "No.", "topic": n} for n in range(120)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    here.monkeypatch.chdir(tmp_path)
+    given = (
+        *SMALL, "output=run", "trainer=rloo", "sft=null", "reward=null", "data.format=preference",
+        "data.source=pairs.jsonl", "data.columns={topic: topic}", "scorer.kind=function",
+        "scorer.function=shortness:shortness", "evaluation.gold=shortness:gold", "model.lora.r=2",
+        "rloo.regularizer_in=loss", "ppo.responses_per_prompt=4", "ppo.missing_eos_penalty=50", "ppo.gae_lambda=0.9",
+        "evaluation.eval_regularizers={semantic: {name: semantic, neighbours: 64, k2: 32}}",
+    )  # fmt: skip
+    refused = here("run", "tiny", *given)
+    assert "ppo.gae_lambda has no meaning for any of the policies rkl, semantic (trainer: rloo)" in refused.error
+    here.succeeds("run", "tiny", *(one for one in given if "gae_lambda" not in one))
+    (line, *_), found = logged(tmp_path / "run/ppo/rkl"), results(tmp_path / "run")["ppo/rkl"]
+    assert line["gold"] == -line["score"]
+    assert line["score_shaped"] == pytest.approx(line["score"] - 50 * (1 - line["eos_fraction"]))
+    assert {"divergence", "kl"} <= line.keys()
+    assert found["after"]["gold"] == -found["after"]["score"]
+    assert found["after"]["divergence_semantic"] > 0
+    assert (tmp_path / "run/ppo/rkl/model/adapter").is_dir()
+    other = here("run", "tiny", *(one for one in given if not one.startswith(("rloo", "ppo.gae"))), "trainer=grpo")
+    assert "was made by other settings" in other.error
+    assert "trainer: 'rloo' -> 'grpo'" in other.error
+
+    broken = here("run", "tiny", *(one for one in given if "gae" not in one), "scorer.function=shortness:broken",
+                  "output=broken", "evaluation.prompts=0")  # fmt: skip
+    assert broken.code == 1
+    assert "step 0: the score of response 0 is nan" in broken.error
+    assert list((tmp_path / "broken/ppo/rkl/checkpoints/faults").iterdir())
