@@ -20,6 +20,7 @@ LAYERS = [
     "rewards",
     "ppo",
     "trl",
+    "divergence_monitor",
     "recipes",
     "findings",
     "data",

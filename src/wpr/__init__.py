@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wpr.divergence_monitor import DivergenceMonitor
     from wpr.ppo import PPOConfig, PPOTrainer
     from wpr.ppo.head_loss import loss_from_hidden
     from wpr.ppo.scoring import from_hidden
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Alpha",
     "ChiSquared",
+    "DivergenceMonitor",
     "ForwardKL",
     "GeometryFileError",
     "JensenShannon",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "DivergenceMonitor": "wpr.divergence_monitor",
     "GeometryFileError": "wpr.transport.geometry_file",
     "PPOConfig": "wpr.ppo",
     "PPOTrainer": "wpr.ppo",
