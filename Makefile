@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow lint format bench smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl lint format bench smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -21,6 +21,17 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev models/smollm2/config.json
 	$(BIN)/python -m pytest -m slow
+
+# The tests of wpr.trl under other minor versions of TRL, each put before the installed one.
+TRL ?= 1.12.0 1.13.0 1.14.0 1.15.0
+test-trl: $(VENV)/.dev
+	for version in $(TRL); do \
+	  echo "TRL $$version"; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target build/trl-$$version trl==$$version || exit 1; \
+	  PYTHONPATH=build/trl-$$version $(BIN)/python -m pytest -n auto --dist loadfile tests/trl \
+	    tests/test_divergence_monitor.py tests/pipeline/test_trl_policy.py || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed under TRL$$failed"; exit 1; }
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -83,7 +83,10 @@ def test_recipes_that_say_nonsense(here: Here, tmp_path: Path, written: str, mes
         (["run", "tiny", "--on-change", "no"], "--on-change no must be refuse, restart or keep"),
         (["sweep", "tiny", "betas"], "unknown sweep betas; there are none"),
         (["sweep", "tiny", "--grid", "ppo.bet=1,2"], "the sweep's grid: unknown setting ppo.bet"),
-        (["sweep", "tiny", "--grid", "seed=1,2"], "the sweep's grid: a grid changes `ppo` and `regularizer` settings"),
+        (
+            ["sweep", "tiny", "--grid", "seed=1,2"],
+            "the sweep's grid: a grid changes regularizer, trainer, ppo, grpo, rloo and their settings; seed",
+        ),
         (["sft", "tiny", "sft=null"], "recipe tiny has no sft stage"),
     ],
 )

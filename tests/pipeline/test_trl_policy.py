@@ -67,14 +67,14 @@ def broken(prompts, responses, **columns):
 
 
 def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_path: Path) -> None:
-    (tmp_path / "shortness.py").write_text(REWARD)
+    (tmp_path / "short_topics.py").write_text(REWARD)
     rows = [{"prompt": f"Where is {n}?", "chosen": "Here.", "rejected": "No.", "topic": n} for n in range(120)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     here.monkeypatch.chdir(tmp_path)
     given = (
         *SMALL, "output=run", "trainer=rloo", "sft=null", "reward=null", "data.format=preference",
         "data.source=pairs.jsonl", "data.columns={topic: topic}", "scorer.kind=function",
-        "scorer.function=shortness:shortness", "evaluation.gold=shortness:gold", "model.lora.r=2",
+        "scorer.function=short_topics:shortness", "evaluation.gold=short_topics:gold", "model.lora.r=2",
         "rloo.regularizer_in=loss", "ppo.responses_per_prompt=4", "ppo.missing_eos_penalty=50", "ppo.gae_lambda=0.9",
         "evaluation.eval_regularizers={semantic: {name: semantic, neighbours: 64, k2: 32}}",
     )  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_p
     assert "was made by other settings" in other.error
     assert "trainer: 'rloo' -> 'grpo'" in other.error
 
-    broken = here("run", "tiny", *(one for one in given if "gae" not in one), "scorer.function=shortness:broken",
+    broken = here("run", "tiny", *(one for one in given if "gae" not in one), "scorer.function=short_topics:broken",
                   "output=broken", "evaluation.prompts=0")  # fmt: skip
     assert broken.code == 1
     assert "step 0: the score of response 0 is nan" in broken.error

@@ -142,7 +142,7 @@ def test_what_no_function_scores_teaches_nothing(tmp_path: Path) -> None:
     (row,) = logged(trainer)
     assert row["unscored_responses"] == 1 / 8
     assert trainer.shaping.moments.count == 7
-    assert row["score"] == pytest.approx(trainer.moments.mean)
+    assert row["score"] == pytest.approx(trainer.shaping.moments.mean)
     batch = trainer.data_collator(tiny.prompts(8))
     trainer._begin_rollout(batch)
     assert trainer.rollout is not None
