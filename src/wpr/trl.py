@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import ProcessorMixin
 
 from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
 from wpr.ppo.advantages import beyond_the_others
@@ -58,8 +59,9 @@ class Measuring(_Trainer):  # type: ignore[misc]
         """What is true of a model that cannot be measured here."""
         check_split(policy)
         kind = policy.active_peft_config if is_peft(policy) else None
+        images = isinstance(self.processing_class, ProcessorMixin)
         return {
-            f"{type(policy).__name__} takes images; wpr.trl trains text models": self._is_vlm,
+            f"{type(policy).__name__} takes images; wpr.trl trains text models": images,
             "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
             f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
         }
