@@ -116,11 +116,17 @@ def test_an_adapter_needs_no_copy_and_trainers_references_are_used(tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompts": []}, "no prompts"),
-        ({"every": 0}, "every=0 must be positive"),
-        ({"max_new_tokens": -1}, "max_new_tokens=-1 must be 0 or more"),
+        ({"prompts": []}, r"prompts=\[\] must be a list of prompts"),
+        ({"prompts": "w3 w4"}, "prompts='w3 w4' must be a list of prompts"),
+        ({"prompts": [[2, 3]]}, "give ids as {'input_ids': ...}"),
+        ({"max_new_tokens": 128}, "0 tokens to measure on beside max_new_tokens=128"),
+        ({"regularizers": ["js", "js"]}, "have one name twice"),
+        ({"reference": "gpt2"}, "reference='gpt2' is a name"),
+        ({"every": 0}, "every=0 must be an integer of at least 1"),
+        ({"every": 2.5}, "every=2.5 must be an integer of at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1 must be an integer of at least 0"),
         ({"memory_mb": 0.0}, "memory_mb=0.0 must be positive"),
-        ({"prompts": ["w3"], "max_new_tokens": 0}, "fewer than 2"),
+        ({"prompts": ["w3"], "max_new_tokens": 0}, "has 1 tokens to measure on"),
         ({"prompts": [3]}, "neither text nor a list of chat messages"),
         ({"regularizers": ["reverse-lk"]}, "did you mean 'reverse-kl'"),
     ],
@@ -128,3 +134,27 @@ def test_an_adapter_needs_no_copy_and_trainers_references_are_used(tmp_path: Pat
 def test_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         DivergenceMonitor(plain(tmp_path), **{"prompts": TEXTS, **settings})
+
+
+def test_references_that_cannot_be(tmp_path: Path) -> None:
+    trainer = plain(tmp_path)
+    with pytest.raises(ValueError, match="the reference is the model that is trained"):
+        DivergenceMonitor(trainer, TEXTS, reference=trainer.model)
+    assert all(parameter.requires_grad for parameter in trainer.model.parameters())
+    with pytest.raises(ValueError, match="a vocabulary of 40 tokens and the reference one of 50"):
+        DivergenceMonitor(trainer, TEXTS, reference=models.policy(vocab_size=50))
+
+
+def test_a_second_training_and_a_model_s_own_ways_of_drawing(tmp_path: Path) -> None:
+    """Every training logs its own beginning and end; what the model's generation config asks for is not taken."""
+    trainer = plain(tmp_path)
+    monitor = DivergenceMonitor(trainer, TEXTS, every=3, max_new_tokens=6)
+    before = monitor.measure()
+    trainer.model.generation_config.update(repetition_penalty=50.0, num_beams=3)
+    assert monitor.measure() == before
+    trainer.add_callback(monitor)
+    trainer.train()
+    trainer.train()
+    steps = [row["step"] for row in trainer.state.log_history if "monitor/kl" in row]
+    assert steps[-3:] == [0, 3, 4]
+    assert trainer.model.generation_config.num_beams == 3

@@ -57,6 +57,7 @@ def test_broken_recipe(owned: Path) -> None:
         ("ppo: {beta: much}", "mine.yaml, line 3: ppo.beta='much' must be a number"),
         ("name: twice", "mine.yaml, line 3: name stands here for the second time (first in line 2)"),
         ("sft: {output_dir: x}", "the run folder holds it; set `output`"),
+        ("ppo: {reward_weights: [1, 2]}", "ppo.reward_weights cannot be set: a recipe has one `scorer`"),
         ("reward: null", "there is no reward: train one"),
         ("policies: [a, b]", "mine.yaml, line 3: policies=['a', 'b'] must be settings"),
         ("seed: -1", "mine.yaml, line 3: seed=-1 is outside 0 to 4294967295"),

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
+from transformers import GenerationConfig, Trainer, TrainerCallback
 
 from wpr.language_models import (
     Module,
     as_reference,
+    check_split,
     evaluating,
     is_peft,
     plain_model,
@@ -34,10 +35,13 @@ from wpr.language_models import (
 )
 from wpr.ppo.collect import WORKING_COPIES
 from wpr.ppo.distributed import is_sharded, place_frozen
-from wpr.ppo.parts import place_regularizer
+from wpr.ppo.measures import LogitsError
+from wpr.ppo.parts import check_reference, place_regularizer
 from wpr.ppo.prompts import PromptCollator
 from wpr.ppo.scoring import PositionScorer, logits_in_slices, slice_count
 from wpr.regularizers import ReverseKL
+
+OWN = ("kl", "entropy", "sequence_kl")
 
 
 class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
@@ -69,14 +73,9 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        limits = {"every": every >= 1, "batch_size": batch_size >= 1, "max_new_tokens": max_new_tokens >= 0}
-        limits |= {"memory_mb": memory_mb > 0, "temperature": temperature > 0}
-        for name, fine in limits.items():
-            if not fine:
-                least = "0 or more" if name == "max_new_tokens" else "positive"
-                raise ValueError(f"{name}={locals()[name]} must be {least}")
-        if not prompts:
-            raise ValueError("there are no prompts to measure on; pass some texts")
+        self._check(every, max_new_tokens, batch_size, memory_mb, temperature)
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"prompts={prompts!r} must be a list of prompts, with one at least")
         if is_sharded(trainer.accelerator):
             raise ValueError(
                 "ZeRO-3 and FSDP hold weights in parts, which DivergenceMonitor does not gather; use ZeRO-2"
@@ -85,19 +84,44 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.memory_mb, self.temperature = memory_mb, temperature
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        collator = PromptCollator(self.tokenizer, position_limit(self.policy) or 1 << 30)
-        rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in prompts]
-        self.prompts = [collator.tokens(row) for row in rows]
-        if max_new_tokens == 0 and min(map(len, self.prompts)) < 2:
-            raise ValueError(
-                "max_new_tokens=0 measures on the prompts' own tokens, of which one prompt has fewer than 2"
-            )
+        self.prompts = [self._tokens(row) for row in prompts]
         self.reference = self._reference(reference)
         anchor = self.policy if self.reference is None else self.reference
-        placed = [place_regularizer(one, anchor, trainer.accelerator) for one in regularizers]
         names = [one if isinstance(one, str) else getattr(one, "name", repr(one)) for one in regularizers]
+        if len({*names, *OWN}) < len(names) + len(OWN):
+            raise ValueError(
+                f"regularizers {names} have one name twice, or one of {', '.join(OWN)}; name each once, with settings "
+                "that tell them apart"
+            )
+        placed = [place_regularizer(one, anchor, trainer.accelerator) for one in regularizers]
         self.regularizers = dict(zip(names, placed, strict=True))
-        self.measured: dict[int, dict[str, float]] = {}
+        self.logged_at: int | None = None
+
+    @staticmethod
+    def _check(every: int, max_new_tokens: int, batch_size: int, memory_mb: float, temperature: float) -> None:
+        counts = {"every": every, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        for name, count in counts.items():
+            least = 0 if name == "max_new_tokens" else 1
+            if not isinstance(count, int) or count < least:
+                raise ValueError(f"{name}={count} must be an integer of at least {least}")
+        for name, value in {"memory_mb": memory_mb, "temperature": temperature}.items():
+            if not value > 0:
+                raise ValueError(f"{name}={value} must be positive")
+
+    def _tokens(self, prompt: Any) -> list[int]:
+        """Token ids, the last ones that leave room for a completion."""
+        room = (position_limit(self.policy) or 1 << 30) - self.max_new_tokens
+        if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Mapping):
+            raise ValueError(f"the prompt {prompt!r} is no list of chat messages; give ids as {{'input_ids': ...}}")
+        row = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+        ids = PromptCollator(self.tokenizer, 1 << 30).tokens(row)[-room:] if room > 0 else []
+        if len(ids) < (1 if self.max_new_tokens else 2):
+            raise ValueError(
+                f"the prompt {prompt!r} has {len(ids)} tokens to measure on beside max_new_tokens="
+                f"{self.max_new_tokens}, within the model's positions; give a longer prompt, or draw fewer tokens "
+                "(with 0 a prompt needs two)"
+            )
+        return ids
 
     @property
     def policy(self) -> Module:
@@ -107,13 +131,24 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
 
     def _reference(self, given: Module | None) -> Module | None:
         """As given, the trainer's, or the model as it is now; None for the model with its adapter off."""
-        trainer = self.trainer
-        known = given or getattr(trainer, "reference", None) or getattr(trainer, "ref_model", None)
-        if known is not None:
-            return place_frozen(trainer.accelerator.unwrap_model(known), trainer.accelerator)
-        if is_peft(self.policy):
-            return None
-        return place_frozen(starting_point(self.policy, adapter_is_new=True), trainer.accelerator)
+        trainer, policy = self.trainer, self.policy
+        check_split(policy)
+        known = given
+        if known is None:
+            known = getattr(trainer, "reference", None) or getattr(trainer, "ref_model", None)
+        if known is None:
+            return (
+                None
+                if is_peft(policy)
+                else place_frozen(starting_point(policy, adapter_is_new=True), trainer.accelerator)
+            )
+        if isinstance(known, str):
+            raise ValueError(f"reference={known!r} is a name; load it, and pass the model")
+        known = trainer.accelerator.unwrap_model(known)
+        if known is policy:
+            raise ValueError("the reference is the model that is trained; leave it out, or pass a copy")
+        check_reference(policy, known)
+        return place_frozen(known, trainer.accelerator)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.measure()
@@ -123,24 +158,29 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
             self.measure()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.measure()
+        if self.logged_at != state.global_step:
+            self.measure()
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Measure now and log; what was measured at this step before is not measured again."""
-        trainer, step = self.trainer, self.trainer.state.global_step
-        if step in self.measured:
-            return self.measured[step]
-        accelerator = trainer.accelerator
+        """Measure now and log."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
         mine = self.prompts[accelerator.process_index :: accelerator.num_processes]
         names = ["kl", "entropy", *self.regularizers]
-        totals = torch.zeros(len(names) + 2, dtype=torch.float64, device=accelerator.device)
+        totals = torch.zeros(len(names) + 3, dtype=torch.float64, device=accelerator.device)
+        error: Exception | None = None
         for start in range(0, len(mine), self.batch_size):
-            totals += self._totals(mine[start : start + self.batch_size], start)
-        *sums, tokens, completions = accelerator.reduce(totals, reduction="sum").tolist()
+            try:
+                totals[:-1] += self._totals(mine[start : start + self.batch_size], start)
+            except (LogitsError, ValueError) as fault:
+                error, totals[-1] = fault, 1  # the other processes wait below
+                break
+        *sums, tokens, completions, faults = accelerator.reduce(totals, reduction="sum").tolist()
+        if faults:
+            raise error or RuntimeError("DivergenceMonitor: another process met logits that are no distribution")
         found = {f"monitor/{name}": total / max(tokens, 1) for name, total in zip(names, sums, strict=True)}
         found["monitor/sequence_kl"] = sums[0] / completions
-        self.measured[step] = found
+        self.logged_at = trainer.state.global_step
         due = trainer.control.should_log  # which logging takes back
         Trainer.log(trainer, dict(found))  # TRL's own would hand over what it gathers for its next log
         trainer.control.should_log = due
@@ -184,15 +224,22 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
         ends = ends if isinstance(ends, list) else [ends]
         ends = [end for end in {*ends, getattr(self.tokenizer, "eos_token_id", None)} if end is not None]
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        devices = [ids.device] if ids.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(
-                self.seed + start * self.trainer.accelerator.num_processes + self.trainer.args.process_index
-            )
-            made = policy.generate(
-                input_ids=ids, attention_mask=mask, do_sample=True, temperature=self.temperature, top_k=0, top_p=1.0,
-                max_new_tokens=self.max_new_tokens, eos_token_id=ends or None, pad_token_id=0 if pad is None else pad,
-            )  # fmt: skip
+        plain = GenerationConfig(  # nothing of the model's own, such as a penalty on repetition
+            do_sample=True, temperature=self.temperature, top_k=0, top_p=1.0, max_new_tokens=self.max_new_tokens,
+            eos_token_id=ends or None, pad_token_id=0 if pad is None else pad,
+        )  # fmt: skip
+        seed = self.seed + start * self.trainer.accelerator.num_processes + self.trainer.args.process_index
+        own, cuda = policy.generation_config, ids.device.type == "cuda"
+        with torch.random.fork_rng(devices=[ids.device] if cuda else []):
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                with torch.cuda.device(ids.device):
+                    torch.cuda.manual_seed(seed)
+            try:
+                policy.generation_config = plain
+                made = policy.generate(input_ids=ids, attention_mask=mask, generation_config=plain)
+            finally:
+                policy.generation_config = own
         drawn = made[:, ids.shape[1] :]
         ended = torch.isin(drawn, torch.tensor(ends, device=ids.device)).long() if ends else torch.zeros_like(drawn)
         real = (ended.cumsum(-1) - ended) == 0  # the token that ends it belongs to it

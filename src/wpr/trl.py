@@ -67,16 +67,20 @@ class Measuring(_Trainer):  # type: ignore[misc]
         }
 
     def _divergence(self, policy: Module, own: Tensor, reference: Module | None, other: Tensor) -> Tensor:
-        """Of positions ``(P,)``, from the hidden states ``(P, H)`` of both models; logged, with that of each part."""
+        """Of positions ``(P,)``, from hidden states ``(P, H)`` of both models; kept for the log, with each part's."""
         with self._head_context():
             parts = loss_from_hidden(
                 self.regularizer, policy, own, reference, other,
                 temperature=self.temperature, memory_mb=self.regularizer_memory_mb, by_part=True,
             ).float()  # fmt: skip
         divergence: Tensor = (parts * parts.new_tensor([weight for weight, _ in self.regularizer.parts])).sum(-1)
-        values = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
-        self._log_means(["divergence", *self.regularizer.labels], values, "train" if self.model.training else "eval")
+        self._measured = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
         return divergence
+
+    def _log_measured(self) -> None:
+        """The last divergences; outside of the model's forward pass, since processes meet here."""
+        names = ["divergence", *self.regularizer.labels]
+        self._log_means(names, self._measured, "train" if self.model.training else "eval")
 
     def _log_means(self, names: Sequence[str], values: Tensor, mode: str) -> None:
         """Means of ``values`` (names, P) over the tokens of all processes, in TRL's log as ``regularizer/NAME``."""
@@ -188,6 +192,7 @@ class Regularized(Measuring):
         own, other = _states_before(calls[0][1], mask), self._reference_states(calls[0][0], mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0):
             divergence = self._divergence(policy, own, self.reference, other)
+        self._log_measured()
         if self.regularizer_beta == 0:  # also where the divergence is infinite
             return loss
         placed = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, divergence)
@@ -265,6 +270,12 @@ class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[m
         student, teacher = map(self.accelerator.unwrap_model, (self.model, self.teacher_model))
         _refuse(self._faults(student) | self._faults(teacher))
         self._place(regularizer, teacher)
+
+    def compute_loss(self, *given: Any, **options: Any) -> Any:
+        """TRL's, with the divergences in the log."""
+        loss = super().compute_loss(*given, **options)
+        self._log_measured()
+        return loss
 
     def _compute_loss(self, student: Module, inputs: Any, count: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The mean divergence over completion tokens (of all, by their ``count``), the student's entropies summed, and

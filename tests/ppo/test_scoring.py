@@ -302,6 +302,30 @@ def test_the_reference_of_a_loss_gets_no_gradient_and_may_be_the_adapter_off(pat
     assert all(parameter.requires_grad for parameter in trained)
 
 
+@pytest.mark.needs("triton")
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_adapters_of_a_head_by_the_kernels(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, one in use; with dropout the backward pass has to draw what the forward pass drew."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(r=4, target_modules=["lm_head"], lora_dropout=dropout, init_lora_weights=False)
+    adapted = peft.get_peft_model(model("tied", 0), settings).to(DEVICE)
+    adapted.add_adapter("other", settings)
+    adapted.train().requires_grad_(True)
+    states = [torch.randn(6, 32, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(2)]
+    found = []
+    for wish in ("0", "1"):
+        monkeypatch.setenv(VARIABLE, wish)
+        torch.manual_seed(1)
+        mine = states[0].clone().requires_grad_()
+        loss = loss_from_hidden(ReverseKL(), adapted, mine, None, states[1], memory_mb=2 * 2 * 97 * 4 / 2**20)
+        weights = list(adapted.get_base_model().lm_head.parameters())
+        gradients = torch.autograd.grad(loss.sum(), [mine, *weights], allow_unused=True)
+        found.append([loss, *(torch.zeros(1) if each is None else each for each in gradients)])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * max(1, float(theirs.abs().max()))
+
+
 def test_a_loss_refuses_what_it_cannot_compute(path: str) -> None:
     policy = model("tied", 0).to(DEVICE)
     states = torch.zeros(5, 32, device=DEVICE)

@@ -205,3 +205,14 @@ def test_the_table_of_names() -> None:
     assert {other: ours for (ours,), others, _ in table for other in others} == TRL_NAMES
     assert {ours for (ours,), _, _ in table} <= names_of(PPOConfig, PPOTrainer)
     assert {name for _, _, grpo in table for name in grpo} <= names_of(GRPOConfig, GRPOTrainer)
+
+
+@pytest.mark.parametrize("name", ["score", "grad_norm", "eval_score", "rewards/f/mean", "score_shaped", "gold"])
+def test_names_that_the_log_has_are_refused(name: str, tmp_path: Path) -> None:
+    def score(completions: list[str], log_metric: Any, **kwargs: Any) -> list[float]:
+        log_metric(name, 5.0)
+        return [1.0] * len(completions)
+
+    watched = {"monitors": {"gold": lambda prompts, responses, **columns: [0.0] * len(responses)}}
+    with pytest.raises(TrainingFault, match=f"logs '{name}', which the log has already"):
+        tiny.trainer(tmp_path, score, max_steps=1, parts=watched).train()

@@ -13,6 +13,10 @@ import torch
 from tests.ppo import run
 from tests.ppo import tiny as models
 from tests.trl import tiny
+from tests.trl.test_distillation import trainer as distilling
+from wpr import DivergenceMonitor
+
+TEXTS = ["w3 w4 w5 w6", "w7 w8", "w9 w10 w11"]
 
 
 class Numbered(models.LlamaForCausalLM):
@@ -55,9 +59,14 @@ def train(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if "deepspeed" in options.settings:
         run.communicate_without_compiling()
-    parts = {"regularizer_in": options.form, "regularizer_beta": 0.2, "callbacks": [run.Pause(options.pause)]}
-    model = policy(options.numbered)  # before ZeRO-3 is switched on
-    trainer = tiny.trainer(options.folder, options.algorithm, model, parts, **options.settings)
+    parts: dict[str, Any] = {"callbacks": [run.Pause(options.pause)]}
+    model = policy(options.numbered)
+    if options.algorithm == "distillation":
+        trainer = distilling(options.folder, parts=parts, model=model, **options.settings)
+    else:
+        parts |= {"regularizer_in": options.form, "regularizer_beta": 0.2}
+        trainer = tiny.trainer(options.folder, options.algorithm, model, parts, **options.settings)
+    trainer.add_callback(DivergenceMonitor(trainer, TEXTS, every=2, max_new_tokens=0))
     trainer.train(resume_from_checkpoint=options.resume or None)
     trainer.save_model()
     if trainer.is_world_process_zero():

@@ -16,7 +16,13 @@ from tests.trl import tiny
 from wpr.trl import DistillationTrainer
 
 
-def trainer(folder: Path, kind: Any = DistillationTrainer, parts: dict[str, Any] | None = None, **changes: Any) -> Any:
+def trainer(
+    folder: Path,
+    kind: Any = DistillationTrainer,
+    parts: dict[str, Any] | None = None,
+    model: Any = None,
+    **changes: Any,
+) -> Any:
     settings = {
         "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 2, "learning_rate": 1e-2,
         "use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
@@ -26,7 +32,8 @@ def trainer(folder: Path, kind: Any = DistillationTrainer, parts: dict[str, Any]
         "teacher_model": models.policy(5, hidden_size=48), "train_dataset": tiny.prompts(),
         "processing_class": models.tokenizer(), **(parts or {}),
     }  # fmt: skip
-    return kind(models.policy(4), args=DistillationConfig(str(folder), **{**settings, **changes}), **given)
+    args = DistillationConfig(str(folder), **{**settings, **changes})
+    return kind(models.policy(4) if model is None else model, args=args, **given)
 
 
 def batch_of(trainer: Any) -> dict[str, Any]:

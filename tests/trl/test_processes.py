@@ -19,12 +19,16 @@ from tests.ppo.test_processes import ROOT, launch, zero
 from tests.trl.run import policy, train
 
 PROGRAM = "tests.trl.run"
-BOTH = [("grpo", "reward"), ("grpo", "loss"), ("rloo", "reward"), ("rloo", "loss")]
+BOTH = [("grpo", "reward"), ("grpo", "loss"), ("rloo", "reward"), ("rloo", "loss"), ("distillation", "loss")]
 SETTINGS = {"max_steps": 4, "num_generations": 8, "max_grad_norm": 100.0, "learning_rate": 3e-3}
 
 
 def arguments(folder: Path, algorithm: str, form: str, *extra: str, **changes: Any) -> list[str]:
-    return [str(folder), algorithm, form, "--settings", json.dumps({**SETTINGS, **changes}), *extra]
+    settings = {"per_device_train_batch_size": 8, **SETTINGS, **changes}
+    if algorithm == "distillation":  # one completion a prompt
+        del settings["num_generations"]
+        settings["gradient_checkpointing"] = True
+    return [str(folder), algorithm, form, "--settings", json.dumps(settings), *extra]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -34,7 +38,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def rows(folder: Path) -> list[dict[str, float]]:
     history = json.loads((folder / "final_state.json").read_text())["log_history"]
     own = ("regularizer/", "reward", "loss", "entropy", "completions/")
-    return [{k: v for k, v in row.items() if k.startswith(own)} for row in history if "loss" in row]
+    kept = [{k: v for k, v in row.items() if k.startswith(own)} for row in history if "loss" in row]
+    kept[-1].update({k: v for row in history for k, v in row.items() if k.startswith("monitor/")})
+    return kept
 
 
 def assert_alike(one: Path, other: Path, tolerance: float) -> None:

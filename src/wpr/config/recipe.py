@@ -29,6 +29,7 @@ OWNED = {
     "seed": "all stages take the recipe's `seed`",
     "resume_from_checkpoint": "running again resumes by itself",
     "do_train": "a stage that is in the recipe is trained",
+    "reward_weights": "a recipe has one `scorer`; add several up in a function of your own (scorer.kind: function)",
 }
 """Settings of the trainers that the pipeline sets itself."""
 

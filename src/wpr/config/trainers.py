@@ -43,7 +43,7 @@ RENAMED = {
     "batch_size": "ppo.batch_size",
     "beta": "ppo.beta, the weight of `regularizer`, which stands in the place of TRL's KL",
     **dict.fromkeys(("model_init_kwargs", "trust_remote_code"), "the section model"),
-    **dict.fromkeys(("reward_weights", "multi_objective_aggregation"), "the section scorer"),
+    **dict.fromkeys(("reward_weights", "multi_objective_aggregation"), "the section scorer, which is one reward"),
     "chat_template_kwargs": "data.template",
 }
 """TRL's names of what recipes call otherwise."""

@@ -29,8 +29,8 @@ def resolved(recipe: Recipe, stages: list[PlannedStage]) -> dict[str, Any]:
         config = make_config(kind, checked)  # what the trainer would refuse is reported now
         if kind == "ppo" and stage.recipe.trainer != "ppo":
             make_trl_config(stage.recipe, config, checked)
-            told = {"regularizer_in": regularizer_in(stage.recipe), "regularizer_beta": config.beta}
-            arguments = {"trainer": stage.recipe.trainer} | trl_arguments(stage.recipe, config, arguments) | told
+            own = {"regularizer_in": regularizer_in(stage.recipe), "regularizer_beta": config.beta}
+            arguments = {"trainer": stage.recipe.trainer} | trl_arguments(stage.recipe, config, arguments) | own
         entry: dict[str, Any] = {"arguments": arguments}
         if kind == "ppo":
             entry["regularizer"] = stage.recipe.regularizer.resolved()

@@ -19,7 +19,7 @@ from wpr.pipeline.training import Resumable, show_progress
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.collect import WORKING_COPIES, Collector
 from wpr.ppo.config import PPOConfig
-from wpr.ppo.distributed import sum_over_processes
+from wpr.ppo.distributed import max_over_processes, sum_over_processes
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import TrainingFault, report_fault
 from wpr.ppo.generation import TransformersGeneration
@@ -98,7 +98,9 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             make_monitors(monitors, policy, args.device), self.eval_regularizers,
         )  # fmt: skip
 
-    def score(self, completion_ids: list[list[int]], row: list[int], log_metric: Any, **_: Any) -> list[float | None]:
+    def score(
+        self, completion_ids: list[list[int]], row: list[int], log_metric: Any, log_extra: Any, **_: Any
+    ) -> list[float | None]:
         """TRL's reward function: scores as the policy learns from them. Those of reward and monitors are logged."""
         rows, device = [self.rows[number] for number in row], self.args.device
         tokens, mask = pad(completion_ids, device=device)
@@ -106,10 +108,10 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         columns = {name: [one[name] for one in rows] for name in rows[0] if name not in ("input_ids", "prompt")}
         prompts = Prompts(*pad([one["input_ids"] for one in rows], left=True, device=device))
         responses = Responses(tokens, mask.bool(), finished)
-        logged, texts = FunctionLog(len(rows)), [one["prompt"] for one in rows]
+        logged, texts = FunctionLog(len(rows), self.collector.monitors), [one["prompt"] for one in rows]
         completions = self.collector.completions(prompts, responses, texts, columns, logged, self.state)
         scores, watched, fault = self.collector.score(completions)
-        if fault is not None:
+        if max_over_processes(self.accelerator, int(fault is not None)):
             folder, step = Path(self.args.output_dir), self.state.global_step
             message, path = report_fault(fault, folder, step, self.args.process_index)
             raise TrainingFault(f"step {step}: {message}. Fix the cause and run again", path)
@@ -119,6 +121,8 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
                 log_metric(name, known.mean().item())
         for name, value in logged.metrics:
             log_metric(name, value)
+        for name, column in logged.columns.items():
+            log_extra(name, column)
         return [number_or_none(score) for score in self.shaping(scores, finished, self.sum)]
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:

@@ -123,7 +123,7 @@ class Collector:
                     values={"largest_logit": error.value},
                 )  # fmt: skip
                 responses = _nothing(prompts)
-        logged = FunctionLog(len(prompts))
+        logged = FunctionLog(len(prompts), self.monitors)
         completions = self.completions(prompts, responses, texts, columns, logged, trainer_state)
         ids, mask = completions.input_ids, completions.attention_mask
         with self.stopwatch("scoring"):

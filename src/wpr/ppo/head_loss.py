@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from wpr.language_models import Module, as_reference, logits_of, plain_model
@@ -105,13 +106,17 @@ class HeadLoss:
         self.policy, self.reference, self.reference_states = policy, reference, reference_states
         self.temperature, self.slices, self.regularizers = temperature, slices, regularizers
         self.held: list[list[HeldLoss]] = []
-        head = plain_model(policy).get_output_embeddings()
-        self.trained = {name: weight for name, weight in head.named_parameters() if weight.requires_grad}
+        self.head = plain_model(policy).get_output_embeddings()
+        self.trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
         kind = reference_states.device.type
         self.precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def is_known(self, states: Tensor) -> bool:
-        """Whether all regularizers are of that kind, on logits of these states."""
+        """Whether all regularizers are of that kind, on logits of these states, and logits that are made again are the
+        same.
+        """
+        if any(isinstance(one, nn.Dropout) and one.training and one.p > 0 for one in self.head.modules()):
+            return False
         with torch.no_grad():
             nothing = logits_in_slices(
                 self.policy, states[:0], self.reference, self.reference_states[:0], 1, self.temperature
@@ -154,10 +159,13 @@ class HeadLoss:
                     policy_logits = logits_of(self.policy, own, self.temperature, named)
             of_logits = self._of_logits(held, policy_logits.detach(), reference_logits, upstream[rows])
             del reference_logits
-            of_states[rows], *of_weights = torch.autograd.grad(policy_logits, [own, *copies], of_logits)
+            of_states[rows], *of_weights = torch.autograd.grad(
+                policy_logits, [own, *copies], of_logits, allow_unused=True
+            )
             del policy_logits, of_logits
             for total, more in zip(sums, of_weights, strict=True):
-                total += more
+                if more is not None:  # of another adapter, for instance
+                    total += more
         yield of_states
         for total, weight in zip(sums, self.trained.values(), strict=True):
             yield total.to(weight.dtype)
@@ -186,5 +194,6 @@ class _Losses(torch.autograd.Function):
         return work.losses(states)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.work.gradients(*ctx.saved_tensors, upstream)

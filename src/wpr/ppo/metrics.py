@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,14 @@ LOGGED = {
     "skipped_rollouts", "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt",
     "response", "finished", "columns",
 }  # fmt: skip
-"""Names that the log and the files of responses have for themselves."""
+OWN_STARTS = ("seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory", "rewards/", "monitor/")
+OWN_ENDS = ("_ids", "grad_norm")
+"""Names that the log and the files of responses have for themselves, how such names begin and how they end."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the log or a file of responses has a number of that name."""
+    return name in LOGGED or name.startswith(OWN_STARTS) or name.endswith(OWN_ENDS)
 
 
 class Metrics:
@@ -60,11 +67,11 @@ class Metrics:
 
 class FunctionLog:
     """What reward functions log of a rollout by the two functions that TRL's trainers give them: ``metrics``, and
-    ``columns`` of one value per response.
+    ``columns`` of one value per response. taken: names that they may not use beside those of the log.
     """
 
-    def __init__(self, responses: int) -> None:
-        self.responses = responses
+    def __init__(self, responses: int, taken: Collection[str] = ()) -> None:
+        self.responses, self.taken = responses, taken
         self.metrics: list[tuple[str, float]] = []
         self.columns: dict[str, list[Any]] = {}
 
@@ -81,7 +88,7 @@ class FunctionLog:
         self.columns[column] = list(values)
 
     def _check(self, name: str) -> None:
-        if name in LOGGED:
+        if is_reserved(name) or name in self.taken:
             raise ValueError(f"a reward function logs {name!r}, which the log has already; give it another name")
 
 

@@ -26,16 +26,12 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import build_geometry_once, whole_embeddings
 from wpr.ppo.generation import Sampling
-from wpr.ppo.metrics import LOGGED
+from wpr.ppo.metrics import is_reserved
 from wpr.regularizers import Regularizer, Sum, Wasserstein
 from wpr.regularizers.spec import OUTPUT, RegularizerSpec
 from wpr.rewards import Reward, RewardModel, WeightedSum, as_reward
 
 logger = logging.getLogger(__name__)
-
-OWN_STARTS = ("seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory")
-OWN_ENDS = ("_ids", "grad_norm")
-"""How names begin and end that the log and the files of responses have for themselves, beside `LOGGED`."""
 
 
 def load_models(
@@ -179,7 +175,7 @@ def make_monitors(sources: Mapping[str, Any], policy: Any, device: torch.device)
     """Scores to be logged beside the reward, by the name that they have in the log."""
     monitors = {}
     for name, source in sources.items():
-        if not name.isidentifier() or name in LOGGED or name.startswith(OWN_STARTS) or name.endswith(OWN_ENDS):
+        if not name.isidentifier() or is_reserved(name):
             raise ValueError(f"a monitor cannot be called {name!r}: the log has its own number of that name; rename it")
         monitors[name] = _placed(as_reward(source), policy, device)
     return monitors

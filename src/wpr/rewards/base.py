@@ -66,10 +66,14 @@ def as_reward(source: Any, weights: Sequence[float] | None = None) -> Reward:
 
     if weights is not None:
         parts = list(source) if isinstance(source, list | tuple) else [source]
-        if len(parts) != len(weights) or any(isinstance(part, tuple) for part in parts):
+        if any(isinstance(part, tuple) for part in parts):
+            raise ValueError(
+                f"reward_weights={list(weights)} and pairs (reward, weight) give weights twice; leave one of them out"
+            )
+        if len(parts) != len(weights):
             raise ValueError(
                 f"reward_weights={list(weights)} are {len(weights)} weights for {len(parts)} rewards; give one weight "
-                "per reward, either there or in pairs (reward, weight)"
+                "per reward"
             )
         source = list(zip(parts, weights, strict=True))
     if isinstance(source, Reward) and not accepts(source, **dict.fromkeys(KEYWORDS)):  # a function may have a name too

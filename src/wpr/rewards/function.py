@@ -105,6 +105,11 @@ def _is_by_keyword(function: ScoringFunction, name: str) -> bool:
         return True
     if by_position and not wanted:
         return False
+    if by_position:
+        raise TypeError(
+            f"reward function {name!r} has the parameters {signature}: completions is TRL's name, whose trainers give "
+            "more keywords; add **kwargs, or call it responses"
+        )
     raise TypeError(
         f"reward function {name!r} has the parameters {signature}: it can be called neither as f(prompts, responses, "
         f"**columns) nor as TRL does, with the keywords {', '.join(KEYWORDS)}; add **kwargs, or take two lists"

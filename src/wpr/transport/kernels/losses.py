@@ -23,9 +23,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from wpr.transport.kernels import cdiv, next_power_of_2
-from wpr.transport.kernels.divergence import KINDS, TOKENS_OF_A_PROGRAM, _terms
+from wpr.transport.kernels.divergence import KINDS, TOKENS_OF_A_PROGRAM, _terms, _weighted
 from wpr.transport.kernels.support import ReducedLogits
 from wpr.transport.kernels.vocabulary import block_statistics, log_totals, side_by_side
 
@@ -131,6 +132,7 @@ class _Loss(torch.autograd.Function):
         return held.value.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.held.gradient(*ctx.saved_tensors, upstream), None, None
 
@@ -145,7 +147,7 @@ def _gradient(
     kind: int,
     alpha: float = 0.5,
 ) -> Tensor:
-    """``upstream p_j (f'(u_j) + shift)`` ``(P, V)`` in the policy's type, 0 where p is 0; all others ``(P,)``."""
+    """``upstream p_j (f'(u_j) + shift)`` ``(P, V)`` in the policy's type, 0 where a logit is -inf; others ``(P,)``."""
     policy, reference = side_by_side(policy), side_by_side(reference)
     rows, vocabulary = policy.shape
     out = torch.empty(rows, vocabulary, dtype=policy.dtype, device=policy.device)
@@ -201,8 +203,7 @@ def _means_kernel(
     possible = (x != -float("inf")) | (y != -float("inf"))
     log_p = x - log_total_p
     d = tl.where(possible, (x - y) - (log_total_p - log_total_q), 0.0)
-    p = tl.exp(log_p)
-    mean = tl.where(p == 0, 0.0, p * _derivative(d, alpha, KIND))
+    mean = tl.where(x == -float("inf"), 0.0, _weighted_derivative(log_p, y - log_total_q, d, alpha, KIND))
     _, offset = _terms(log_p, y - log_total_q, d, alpha, KIND)
     # A row that is no distribution shows: the sum of a NaN.
     tl.store(out_mean + program, tl.sum(mean, axis=0) + (log_total_p - log_total_p) + (log_total_q - log_total_q))
@@ -232,33 +233,39 @@ def _gradient_kernel(
     inside = token < vocabulary
     x = tl.load(policy + row * policy_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
     log_total_p = tl.load(log_policy + row)
-    p = tl.exp(x - log_total_p)
-    excess = tl.zeros_like(x)
+    log_p = x - log_total_p
+    weighted = tl.exp(log_p) * tl.load(shift + row)
     if KIND >= 0:
         y = tl.load(reference + row * reference_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
-        excess = _derivative((x - y) - (log_total_p - tl.load(log_reference + row)), alpha, KIND)
-    excess += tl.load(shift + row)
-    gradient = tl.where(p == 0, 0.0, tl.load(upstream + row) * p * excess)
+        log_total_q = tl.load(log_reference + row)
+        d = (x - y) - (log_total_p - log_total_q)
+        weighted += _weighted_derivative(log_p, y - log_total_q, d, alpha, KIND)
+    gradient = tl.where(x == -float("inf"), 0.0, tl.load(upstream + row) * weighted)
     tl.store(out + row * vocabulary + token, gradient, mask=inside)
 
 
 @triton.jit
-def _derivative(d, alpha, KIND: tl.constexpr):
-    """f'(u) of `divergence.KINDS`; ``d`` is log u."""
-    if KIND == 0:  # reverse KL
-        found = d
-    elif KIND == 1:  # forward KL
-        found = -_expm1(-d)
-    elif KIND == 2:  # Jensen-Shannon: log 2 - log(1 + exp(-d))
-        found = 0.6931471805599453 - tl.log(1.0 + tl.exp(-tl.abs(d))) - tl.maximum(-d, 0.0)
-    elif KIND == 3:  # alpha
-        found = -_expm1(-alpha * d) / alpha
-    elif KIND == 4:  # total variation
-        found = tl.where(d > 0, 0.5, tl.where(d < 0, -0.5, 0.0))
-    elif KIND == 5:  # chi-squared
-        found = 2.0 * _expm1(d)
-    else:  # squared Hellinger
-        found = -_expm1(-0.5 * d)
+def _weighted_derivative(log_p, log_q, d, alpha, KIND: tl.constexpr):
+    """p f'(u) of `divergence.KINDS` for p > 0, ``d`` being log u: f'(u) alone may be infinite where p is next to none.
+    Where u is near 1, the difference of two probabilities is their ratio's.
+    """
+    p = tl.exp(log_p)
+    near = tl.abs(d) < 1.0
+    if KIND == 0:  # reverse KL: d
+        found = _weighted(p, d)
+    elif KIND == 1:  # forward KL: 1 - 1 / u
+        found = tl.where(near, -p * _expm1(-d), p - tl.exp(log_q))
+    elif KIND == 2:  # Jensen-Shannon: log 2 - log(1 + 1 / u)
+        found = _weighted(p, 0.6931471805599453 - tl.log(1.0 + tl.exp(-tl.abs(d))) - tl.maximum(-d, 0.0))
+    elif KIND == 3:  # alpha: (1 - u^-alpha) / alpha
+        mixed = tl.exp((1.0 - alpha) * log_p + alpha * log_q)
+        found = tl.where(near, -p * _expm1(-alpha * d), p - mixed) / alpha
+    elif KIND == 4:  # total variation: the sign of d, halved
+        found = tl.where(d > 0, 0.5 * p, tl.where(d < 0, -0.5 * p, 0.0))
+    elif KIND == 5:  # chi-squared: 2 (u - 1)
+        found = 2.0 * tl.where(near, p * _expm1(d), tl.exp(log_p + d) - p)
+    else:  # squared Hellinger: 1 - 1 / sqrt(u)
+        found = tl.where(near, -p * _expm1(-0.5 * d), p - tl.exp((log_p + log_q) * 0.5))
     return found
 
 
