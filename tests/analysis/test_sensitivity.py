@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.columns import column
-from wpr.analysis.sensitivity import Member, sensitivity_finding, sweep_lines
+from wpr.analysis.sensitivity import Member, regularizer_settings, sensitivity_finding, sweep_lines
 
 
 def member(policy: str, rate: float, **settings: Any) -> Member:
@@ -60,3 +60,23 @@ def test_neighbours_that_are_all_have_a_name_on_the_axis() -> None:
 def test_nothing_to_compare_is_said() -> None:
     with pytest.raises(ValueError, match="none of the 2 finished policies"):
         sensitivity_finding([member("a", 0.5), member("b", 0.5, ppo__beta=1.0, seed=1)])
+
+
+def test_settings_of_a_sum_are_those_of_the_part_that_has_them() -> None:
+    def of_sum(k2: int) -> Member:
+        parts = [
+            {"name": "reverse-kl", "gauge": "value"},
+            {"name": "semantic", "gauge": "value", "weight": 4, "k2": k2},
+        ]
+        return Member(f"sum+k2={k2}", regularizer_settings(parts), {"score": k2 / 100}, {})
+
+    assert of_sum(64).settings == {
+        "regularizer.0.name": "reverse-kl", "regularizer.0.gauge": "value", "regularizer.1.name": "semantic",
+        "regularizer.1.gauge": "value", "regularizer.weight": 4, "regularizer.k2": 64,
+    }  # fmt: skip
+    (line,) = sweep_lines([of_sum(128), of_sum(64)])
+    assert line.setting == "regularizer.k2"
+    assert regularizer_settings({"name": "semantic", "k2": 64}) == {
+        "regularizer.name": "semantic",
+        "regularizer.k2": 64,
+    }

@@ -76,9 +76,8 @@ def analyze(context: AnalysisContext, others: Sequence[FinishedRun] = ()) -> Fou
 def _member(run: FinishedRun, policy: str, name: str) -> Member:
     record = run.manifest["stages"][f"ppo/{policy}"]
     inputs, results = record["inputs"], record["results"]
-    settings = {
-        f"{section}.{key}": value for section in ("ppo", "regularizer") for key, value in inputs[section].items()
-    }
+    settings = {f"ppo.{key}": value for key, value in inputs["ppo"].items()}
+    settings |= regularizer_settings(inputs["regularizer"])
     settings |= {key: value for key, value in inputs.items() if key not in ("ppo", "regularizer")}
     after = results.get("after") or {}
     known = {metric: after.get(metric) for metric in METRICS}
@@ -88,6 +87,19 @@ def _member(run: FinishedRun, policy: str, name: str) -> Member:
         if ends := results.get(f"{metric}_before_interval"):
             intervals[metric] = (float(ends["low"]), float(ends["high"]))
     return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
+
+
+def regularizer_settings(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By the names that recipes and grids have for them. In a sum that is the name of a setting that one part has; what
+    several have is named by part.
+    """
+    parts = [record] if isinstance(record, Mapping) else record
+    keys = [key for part in parts for key in part]
+    return {
+        f"regularizer.{key}" if keys.count(key) == 1 else f"regularizer.{number}.{key}": value
+        for number, part in enumerate(parts)
+        for key, value in part.items()
+    }
 
 
 def sweep_lines(members: Sequence[Member]) -> list[SweepLine]:
