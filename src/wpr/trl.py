@@ -120,7 +120,10 @@ class Regularized(Measuring):
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta)
         _refuse(self._faults(policy))
-        before = starting_point(policy, adapter_is_new=not is_peft(model))
+        before = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
+        if before is None:
+            before = starting_point(policy, adapter_is_new=not is_peft(model))
+        before = before if before is None else self.accelerator.unwrap_model(before)
         self.reference = before if before is None else place_frozen(before, self.accelerator)
         self._place(regularizer, policy if before is None else before)
 
@@ -315,7 +318,7 @@ def check_settings(args: Any, regularizer_in: str, regularizer_beta: float) -> N
             f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
             f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
             f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
-            "regularizer; set beta=0.0 there, and regularizer_beta here": args.beta != 0,
+            "regularizer; set beta=0.0 there, or regularizer_beta=0 here, which only logs": args.beta != 0 and beta > 0,
             f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
             "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
             f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "

@@ -174,3 +174,16 @@ def test_bf16(form: str, tmp_path: Path) -> None:
     logged = [row["regularizer/divergence"] for row in trainer.state.log_history if "loss" in row]
     assert logged[0] == pytest.approx(0, abs=1e-5)
     assert 1e-5 < logged[2] < 1
+
+
+@pytest.mark.parametrize(("algorithm", "form"), BOTH)
+def test_exact_divergences_beside_trls_own_kl(algorithm: str, form: str, tmp_path: Path) -> None:
+    """TRL's KL trains, the regularizer is only logged; both have one reference."""
+    parts = {"regularizer": "reverse-kl", "regularizer_in": form, "regularizer_beta": 0.0}
+    models.policy().save_pretrained(tmp_path / "model")  # TRL loads its reference by name
+    trainer = tiny.trainer(tmp_path, algorithm, str(tmp_path / "model"), parts, beta=0.04, max_steps=3)
+    assert trainer.reference is trainer.accelerator.unwrap_model(trainer.ref_model)
+    trainer.train()
+    last = [row for row in trainer.state.log_history if "loss" in row][-1]
+    assert last["kl"] != 0
+    assert last["regularizer/divergence"] > 1e-5
