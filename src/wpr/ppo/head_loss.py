@@ -55,7 +55,7 @@ def loss_from_hidden(
         gets no gradient.
     memory_mb: of the logits of both models that exist at a time; what `Regularizer.loss` computes from them comes on
         top.
-    by_part: for a sum, the losses of its parts ``(P, parts)``, without their weights.
+    by_part: the losses of a sum's parts ``(P, parts)``, without their weights; of one regularizer ``(P, 1)``.
 
     Raises ValueError for states that are not of the same positions, for a temperature or memory that is not positive,
     and for logits that are not a distribution, with the positions. Heads whose weights are sharded (ZeRO-3, FSDP) are
@@ -67,13 +67,13 @@ def loss_from_hidden(
         (policy_loss + beta * divergence.mean()).backward()
     """
     slices = checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
-    parts = regularizer.parts if isinstance(regularizer, Sum) else [(1.0, regularizer)]
-    apart = HeadLoss(policy, reference, reference_states, temperature, slices, [part for _, part in parts])
+    total = regularizer if isinstance(regularizer, Sum) else Sum([(1.0, regularizer)])
+    apart = HeadLoss(policy, reference, reference_states, temperature, slices, [part for _, part in total.parts])
     if apart.is_known(policy_states):
         found = apart(policy_states)
-        weights = found.new_tensor([weight for weight, _ in parts])
+        weights = found.new_tensor([weight for weight, _ in total.parts])
         return found if by_part else (found * weights).sum(-1)
-    loss = regularizer.part_losses if by_part and isinstance(regularizer, Sum) else regularizer.loss
+    loss = total.part_losses if by_part else regularizer.loss
 
     def slice_loss(states: Tensor, other_states: Tensor, start: int) -> Tensor:
         with torch.no_grad(), as_reference(policy, reference) as model:

@@ -84,7 +84,9 @@ class FunctionLog:
         """Write a column beside the sampled responses."""
         self._check(column)
         if len(values) != self.responses:
-            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {self.responses} responses")
+            raise ValueError(
+                f"log_extra({column!r}) has {len(values)} values for {self.responses} responses; give one each"
+            )
         self.columns[column] = list(values)
 
     def _check(self, name: str) -> None:

@@ -44,8 +44,8 @@ TOKENS_OF_A_PROGRAM = 4096
 
 @dataclass(frozen=True)
 class Sums:
-    """Per position ``(P,)``: the two sums, and the log-sum-exp of both rows, not finite where a row is no
-    distribution.
+    """Per position ``(P,)``: the two sums, of which the first may be that of ``p f'(u)`` instead, and the log-sum-exp
+    of both rows, not finite where a row is no distribution.
     """
 
     terms: Tensor
@@ -60,9 +60,11 @@ def divergence_sums(
     kind: str,
     alpha: float = 0.5,
     totals: tuple[Tensor, Tensor] | None = None,
+    derivative: bool = False,
 ) -> Sums:
     """The sums of one of `KINDS` over logits ``(P, V)`` in float32, float16 or bfloat16. totals: the log-sum-exps of
-    both rows ``(P,)``, where they are known.
+    both rows ``(P,)``, where they are known. derivative: the first sum is the mean of f'(u) over what the policy can
+    emit, in the place of the terms.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -88,6 +90,7 @@ def divergence_sums(
             programs,
             alpha,
             KINDS.index(kind),
+            derivative,
             size,
             num_warps=4,
         )
@@ -109,11 +112,11 @@ def _sums_kernel(
     programs,
     alpha,
     KIND: tl.constexpr,
+    DERIVATIVE: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     program = tl.program_id(0)
-    row = (program // programs).to(tl.int64)
-    token = (program % programs) * SIZE + tl.arange(0, SIZE)
+    row, token = place_of(programs, SIZE)
     inside = token < vocabulary
     x = tl.load(policy + row * policy_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
     y = tl.load(reference + row * reference_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
@@ -124,9 +127,18 @@ def _sums_kernel(
     log_q = y - log_total_q
     d = tl.where(possible, (x - y) - (log_total_p - log_total_q), 0.0)
     terms, offset = _terms(log_p, log_q, d, alpha, KIND)
+    if DERIVATIVE:
+        terms = tl.where(x == -float("inf"), 0.0, weighted_derivative(log_p, log_q, d, alpha, KIND))
     # A row with a NaN is refused by its log-sum-exp; what its sums are does not matter.
     tl.store(out_terms + program, tl.sum(tl.where(possible, terms, 0.0), axis=0))
     tl.store(out_offset + program, tl.sum(tl.where(possible, offset, 0.0), axis=0))
+
+
+@triton.jit
+def place_of(programs, SIZE: tl.constexpr):
+    """The row of this program, of which there are so many for a row, and its tokens."""
+    program = tl.program_id(0)
+    return (program // programs).to(tl.int64), (program % programs) * SIZE + tl.arange(0, SIZE)
 
 
 @triton.jit
@@ -153,9 +165,7 @@ def _terms(log_p, log_q, d, alpha, KIND: tl.constexpr):
         terms = tl.abs(p - q) * 0.5
         offset = tl.where(d > 0, -0.5 * q, tl.where(d < 0, 0.5 * q, 0.0))
     elif KIND == 5:  # chi-squared
-        # exp(d) - 1 loses the digits of small d
-        ratio = tl.where(tl.abs(d) < 0.01, d * (1.0 + d * (0.5 + d * 0.16666667)), tl.exp(d) - 1.0)
-        terms = _weighted(p - q, ratio)
+        terms = _weighted(p - q, _expm1(d))
         offset = q - tl.exp(log_p + d)
     elif KIND == 6:  # squared Hellinger
         root = tl.exp(log_p * 0.5) - tl.exp(log_q * 0.5)
@@ -171,3 +181,34 @@ def _terms(log_p, log_q, d, alpha, KIND: tl.constexpr):
 def _weighted(weight, factor):
     """``weight * factor`` with ``0 * inf = 0``."""
     return tl.where(weight == 0, 0.0, weight * factor)
+
+
+@triton.jit
+def weighted_derivative(log_p, log_q, d, alpha, KIND: tl.constexpr):
+    """p f'(u) of `KINDS` for p > 0, ``d`` being log u: f'(u) alone may be infinite where p is next to none.
+    Where u is near 1, the difference of two probabilities is their ratio's.
+    """
+    p = tl.exp(log_p)
+    near = tl.abs(d) < 1.0
+    if KIND == 0:  # reverse KL: d
+        found = _weighted(p, d)
+    elif KIND == 1:  # forward KL: 1 - 1 / u
+        found = tl.where(near, -p * _expm1(-d), p - tl.exp(log_q))
+    elif KIND == 2:  # Jensen-Shannon: log 2 - log(1 + 1 / u)
+        found = _weighted(p, 0.6931471805599453 - tl.log(1.0 + tl.exp(-tl.abs(d))) - tl.maximum(-d, 0.0))
+    elif KIND == 3:  # alpha: (1 - u^-alpha) / alpha
+        mixed = tl.exp((1.0 - alpha) * log_p + alpha * log_q)
+        found = tl.where(near, -p * _expm1(-alpha * d), p - mixed) / alpha
+    elif KIND == 4:  # total variation: the sign of d, halved
+        found = tl.where(d > 0, 0.5 * p, tl.where(d < 0, -0.5 * p, 0.0))
+    elif KIND == 5:  # chi-squared: 2 (u - 1)
+        found = 2.0 * tl.where(near, p * _expm1(d), tl.exp(log_p + d) - p)
+    else:  # squared Hellinger: 1 - 1 / sqrt(u)
+        found = tl.where(near, -p * _expm1(-0.5 * d), p - tl.exp((log_p + log_q) * 0.5))
+    return found
+
+
+@triton.jit
+def _expm1(x):
+    """exp(x) - 1, which by itself would lose the digits of small x."""
+    return tl.where(tl.abs(x) < 0.01, x * (1.0 + x * (0.5 + x * 0.16666667)), tl.exp(x) - 1.0)

@@ -26,9 +26,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from wpr.transport.kernels import cdiv, next_power_of_2
-from wpr.transport.kernels.divergence import KINDS, TOKENS_OF_A_PROGRAM, _terms, _weighted
+from wpr.transport.kernels.divergence import (
+    KINDS,
+    TOKENS_OF_A_PROGRAM,
+    divergence_sums,
+    place_of,
+    weighted_derivative,
+)
 from wpr.transport.kernels.support import ReducedLogits
-from wpr.transport.kernels.vocabulary import block_statistics, log_totals, side_by_side
+from wpr.transport.kernels.vocabulary import side_by_side
 
 CONSTANT = -1
 """The kind without an f: all tokens have one penalty."""
@@ -68,24 +74,11 @@ class DivergenceLoss(HeldLoss):
     @classmethod
     def measure(cls, policy: Tensor, reference: Tensor, kind: str, alpha: float, value_gauge: bool) -> DivergenceLoss:
         """For one of `divergence.KINDS`; with the value gauge the value is the divergence, else the mean."""
-        both = side_by_side(policy), side_by_side(reference)
-        if policy.dtype == reference.dtype:
-            totals = tuple(log_totals(block_statistics(*both)))
-        else:
-            totals = tuple(torch.cat([log_totals(block_statistics(logits)) for logits in both]))
-        rows, vocabulary = policy.shape
-        size = min(TOKENS_OF_A_PROGRAM, next_power_of_2(vocabulary))
-        programs = cdiv(vocabulary, size)
-        parts = torch.empty(2, rows, programs, dtype=torch.float32, device=policy.device)
-        if rows:
-            _means_kernel[(rows * programs,)](
-                *(*both, *totals, parts[0], parts[1], vocabulary, both[0].stride(0), both[1].stride(0), programs),
-                *(alpha, KINDS.index(kind), size),
-                num_warps=4,
-            )
-        mean, offset = parts.sum(-1)
-        value = mean + offset.masked_fill(offset.isinf(), 0) if value_gauge else mean
-        return cls(value, mean, totals[0], totals[1], KINDS.index(kind), alpha)
+        sums = divergence_sums(policy, reference, kind, alpha, derivative=True)
+        # A row that is no distribution shows: infinity minus infinity is NaN.
+        mean = sums.terms + (sums.log_policy - sums.log_policy) + (sums.log_reference - sums.log_reference)
+        value = mean + sums.offset.masked_fill(sums.offset.isinf(), 0) if value_gauge else mean
+        return cls(value, mean, sums.log_policy, sums.log_reference, KINDS.index(kind), alpha)
 
     def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor) -> Tensor:
         totals = self.log_policy, self.log_reference
@@ -175,41 +168,6 @@ def _gradient(
     return out
 
 
-@triton.jit(do_not_specialize=["log_reference", "out_offset"])
-def _means_kernel(
-    policy,
-    reference,
-    log_policy,
-    log_reference,
-    out_mean,
-    out_offset,
-    vocabulary,
-    policy_stride,
-    reference_stride,
-    programs,
-    alpha,
-    KIND: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """A program's part of the mean of f'(u) over what the policy can emit, and of the divergence's offset."""
-    program = tl.program_id(0)
-    row = (program // programs).to(tl.int64)
-    token = (program % programs) * SIZE + tl.arange(0, SIZE)
-    inside = token < vocabulary
-    x = tl.load(policy + row * policy_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
-    y = tl.load(reference + row * reference_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
-    log_total_p = tl.load(log_policy + row)
-    log_total_q = tl.load(log_reference + row)
-    possible = (x != -float("inf")) | (y != -float("inf"))
-    log_p = x - log_total_p
-    d = tl.where(possible, (x - y) - (log_total_p - log_total_q), 0.0)
-    mean = tl.where(x == -float("inf"), 0.0, _weighted_derivative(log_p, y - log_total_q, d, alpha, KIND))
-    _, offset = _terms(log_p, y - log_total_q, d, alpha, KIND)
-    # A row that is no distribution shows: the sum of a NaN.
-    tl.store(out_mean + program, tl.sum(mean, axis=0) + (log_total_p - log_total_p) + (log_total_q - log_total_q))
-    tl.store(out_offset + program, tl.sum(tl.where(possible, offset, 0.0), axis=0))
-
-
 @triton.jit(do_not_specialize=["log_policy", "log_reference", "shift", "upstream"])
 def _gradient_kernel(
     policy,
@@ -227,9 +185,7 @@ def _gradient_kernel(
     KIND: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    row = (program // programs).to(tl.int64)
-    token = (program % programs) * SIZE + tl.arange(0, SIZE)
+    row, token = place_of(programs, SIZE)
     inside = token < vocabulary
     x = tl.load(policy + row * policy_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
     log_total_p = tl.load(log_policy + row)
@@ -239,37 +195,6 @@ def _gradient_kernel(
         y = tl.load(reference + row * reference_stride + token, mask=inside, other=-float("inf")).to(tl.float32)
         log_total_q = tl.load(log_reference + row)
         d = (x - y) - (log_total_p - log_total_q)
-        weighted += _weighted_derivative(log_p, y - log_total_q, d, alpha, KIND)
+        weighted += weighted_derivative(log_p, y - log_total_q, d, alpha, KIND)
     gradient = tl.where(x == -float("inf"), 0.0, tl.load(upstream + row) * weighted)
     tl.store(out + row * vocabulary + token, gradient, mask=inside)
-
-
-@triton.jit
-def _weighted_derivative(log_p, log_q, d, alpha, KIND: tl.constexpr):
-    """p f'(u) of `divergence.KINDS` for p > 0, ``d`` being log u: f'(u) alone may be infinite where p is next to none.
-    Where u is near 1, the difference of two probabilities is their ratio's.
-    """
-    p = tl.exp(log_p)
-    near = tl.abs(d) < 1.0
-    if KIND == 0:  # reverse KL: d
-        found = _weighted(p, d)
-    elif KIND == 1:  # forward KL: 1 - 1 / u
-        found = tl.where(near, -p * _expm1(-d), p - tl.exp(log_q))
-    elif KIND == 2:  # Jensen-Shannon: log 2 - log(1 + 1 / u)
-        found = _weighted(p, 0.6931471805599453 - tl.log(1.0 + tl.exp(-tl.abs(d))) - tl.maximum(-d, 0.0))
-    elif KIND == 3:  # alpha: (1 - u^-alpha) / alpha
-        mixed = tl.exp((1.0 - alpha) * log_p + alpha * log_q)
-        found = tl.where(near, -p * _expm1(-alpha * d), p - mixed) / alpha
-    elif KIND == 4:  # total variation: the sign of d, halved
-        found = tl.where(d > 0, 0.5 * p, tl.where(d < 0, -0.5 * p, 0.0))
-    elif KIND == 5:  # chi-squared: 2 (u - 1)
-        found = 2.0 * tl.where(near, p * _expm1(d), tl.exp(log_p + d) - p)
-    else:  # squared Hellinger: 1 - 1 / sqrt(u)
-        found = tl.where(near, -p * _expm1(-0.5 * d), p - tl.exp((log_p + log_q) * 0.5))
-    return found
-
-
-@triton.jit
-def _expm1(x):
-    """exp(x) - 1, which by itself would lose the digits of small x."""
-    return tl.where(tl.abs(x) < 0.01, x * (1.0 + x * (0.5 + x * 0.16666667)), tl.exp(x) - 1.0)
