@@ -27,7 +27,6 @@ from wpr.language_models import (
     as_reference,
     check_split,
     evaluating,
-    is_peft,
     plain_model,
     position_limit,
     starting_point,
@@ -137,11 +136,8 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
         if known is None:
             known = getattr(trainer, "reference", None) or getattr(trainer, "ref_model", None)
         if known is None:
-            return (
-                None
-                if is_peft(policy)
-                else place_frozen(starting_point(policy, adapter_is_new=True), trainer.accelerator)
-            )
+            before = starting_point(policy, adapter_is_new=True)
+            return None if before is None else place_frozen(before, trainer.accelerator)
         if isinstance(known, str):
             raise ValueError(f"reference={known!r} is a name; load it, and pass the model")
         known = trainer.accelerator.unwrap_model(known)
@@ -177,7 +173,7 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
                 break
         *sums, tokens, completions, faults = accelerator.reduce(totals, reduction="sum").tolist()
         if faults:
-            raise error or RuntimeError("DivergenceMonitor: another process met logits that are no distribution")
+            raise error or RuntimeError("another process met a fault while it measured; see its error")
         found = {f"monitor/{name}": total / max(tokens, 1) for name, total in zip(names, sums, strict=True)}
         found["monitor/sequence_kl"] = sums[0] / completions
         self.logged_at = trainer.state.global_step
