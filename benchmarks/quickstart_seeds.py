@@ -1,7 +1,10 @@
 """The quickstart over seeds and betas: what does each regularizer keep at the same reward?
 
-    python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's beta sweep, on every seed
+    python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's sweeps, on every seed
     python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
+
+The same with `--recipe benchmarks/grpo_forms.yaml`, where policies differ in how KL gets into GRPO's gradient; and
+`--compare exact-reward:k1-reward` for other pairs in the table.
 
 A seed is a world of its own: openings, continuations, labels, SFT and reward model are made again. On each of them
 every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
@@ -22,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-RECIPE = "quickstart"
+from wpr.config.recipe_file import load_recipe
+
+GAIN, WINDOW = 1.0, 5
+"""Steps are counted until the mean training score of so many is this far above SFT's."""
+
 COLUMNS = {
     "gain": "score gain",
     "after.gold": "gold",
@@ -41,18 +48,25 @@ COLUMNS = {
     "after.distinct_2": "distinct-2",
     "after.self_bleu": "self-BLEU",
     "after.embedding_spread": "spread",
+    "steps": f"steps to +{GAIN:g}",
     "after.response_length": "length",
 }
-"""Results on held-out prompts, and their titles. The gain is over SFT: each reward model has a zero of its own."""
+"""Results on held-out prompts, and their titles. The gain is over SFT: each reward model has a zero of its own. A run
+that never gets so far counts with one step more than it has.
+"""
 
 MATCHED = [name for name in COLUMNS if name not in ("gain", "after.response_length")]
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Two-sided 95% points of Student's t, by degrees of freedom."""
 
 
-def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list[str], limit: float) -> None:
+def run(
+    out: Path, recipe: str, seeds: int, policies: list[str], workers: int, settings: list[str], limit: float
+) -> None:
     """Worlds first, one process a seed; then one process a seed and policy, each with a copy of the seed's folder."""
     out.mkdir(parents=True, exist_ok=True)
+    sweeps = {policy: name for name, sweep in load_recipe(recipe).sweeps.items() for policy in sweep.policies}
+    policies = policies or list(sweeps)
     ends = time.monotonic() + limit
 
     def command(log: str, *arguments: str) -> int:
@@ -67,7 +81,7 @@ def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list
                 return 124
 
     def world(seed: int) -> int:
-        common = (RECIPE, f"seed={seed}", f"output={out / f'seed-{seed}'}", *settings)
+        common = (recipe, f"seed={seed}", f"output={out / f'seed-{seed}'}", *settings)
         return command(f"seed-{seed}", "sft", *common) or command(f"seed-{seed}", "reward", *common)
 
     def regularizer(job: tuple[int, str]) -> int:
@@ -79,7 +93,7 @@ def run(out: Path, seeds: int, policies: list[str], workers: int, settings: list
             shutil.copytree(out / f"seed-{seed}", partial)
             partial.rename(folder)
         common = (f"seed={seed}", f"output={folder}", *settings)
-        return command(folder.name, "sweep", RECIPE, "beta", "--policy", policy, *common)
+        return command(folder.name, "sweep", recipe, sweeps[policy], "--policy", policy, *common)
 
     with ThreadPoolExecutor(workers) as pool:
         worlds = list(pool.map(world, range(seeds)))
@@ -102,16 +116,26 @@ def results(out: Path) -> Iterator[tuple[int, str, float, dict[str, float]]]:
                 policy, _, beta = stage.removeprefix("ppo/").partition("+beta=")
                 values = _flat(record["results"])
                 values["gain"] = values["after.score"] - values["before.score"]
+                values |= _steps(folder / stage / "metrics.jsonl", values["before.score"] + GAIN)
                 yield int(folder.name.split("-")[1]), policy, float(beta), values
 
 
-def table(out: Path) -> None:
-    """Print means over seeds by policy and beta, and the comparison at matched score."""
+def _steps(log: Path, wanted: float) -> dict[str, float]:
+    """How many steps it took to get to a training score, by the log of a policy, if that is there."""
+    if not log.exists():
+        return {}
+    scores = [row["score"] for row in map(json.loads, log.read_text().splitlines()) if "score" in row]
+    means = (statistics.fmean(scores[end - WINDOW : end]) for end in range(WINDOW, len(scores) + 1))
+    return {"steps": next((WINDOW + number for number, mean in enumerate(means) if mean >= wanted), len(scores) + 1)}
+
+
+def table(results: Iterable[tuple[int, str, float, dict[str, float]]], pairs: list[tuple[str, str]]) -> None:
+    """Print means over seeds by policy and beta, and the comparison of pairs of policies at matched score."""
     found: dict[tuple[str, float], dict[int, dict[str, float]]] = {}
-    for seed, policy, beta, values in results(out):
+    for seed, policy, beta, values in results:
         found.setdefault((policy, beta), {})[seed] = values
     if not found:
-        raise SystemExit(f"{out} has no finished policy")
+        raise SystemExit("no policy is finished there")
     console = Console(width=200)
     means = Table("policy", "beta", "seeds", *COLUMNS.values(), title="means over seeds ± standard error")
     for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
@@ -122,7 +146,7 @@ def table(out: Path) -> None:
     matched = Table(
         "compared", "at score", "seeds", *(COLUMNS[name] for name in MATCHED), title="difference at the same score"
     )
-    for ours, theirs in [("unbalanced", "rkl"), ("unbalanced", "hellinger"), ("hellinger", "rkl")]:
+    for ours, theirs in pairs:
         if {ours, theirs} <= set(policies):
             for label, quantile in (("low", 0.25), ("middle", 0.5), ("high", 0.75)):
                 matched.add_row(*_matched_row(found, ours, theirs, label, quantile))
@@ -151,7 +175,7 @@ def _matched_row(
             first, second = (_interpolated([(at, row[name]) for at, row in curve], score) for curve in curves)
             if not math.isnan(first - second):
                 differences[name].append(first - second)
-    cells = [_mean_and_interval(differences[name]) for name in MATCHED]
+    cells = [mean_and_interval(differences[name]) for name in MATCHED]
     shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
     return [f"{ours} - {theirs}", shown, str(len(scores)), *cells]
 
@@ -191,7 +215,7 @@ def _mean_and_error(values: list[float]) -> str:
     return f"{statistics.mean(values):.3g} ± {error:.1g}"
 
 
-def _mean_and_interval(values: list[float]) -> str:
+def mean_and_interval(values: list[float]) -> str:
     if len(values) < 2:
         return "-"
     half = T95[min(len(values) - 1, max(T95))] * statistics.stdev(values) / math.sqrt(len(values))
@@ -204,15 +228,21 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--policies", nargs="+", default=["rkl", "hellinger", "unbalanced"])
+    parser.add_argument("--recipe", default="quickstart", help="a name or a file; it must have the quickstart's task")
+    parser.add_argument("--policies", nargs="+", default=[], help="of the recipe's sweeps; all by default")
+    parser.add_argument("--compare", nargs="+", default=["sum:rkl", "sum:hellinger", "semantic:rkl", "hellinger:rkl"],
+                        help="pairs of policies for the table, OURS:THEIRS")  # fmt: skip
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--limit", type=float, default=86400.0, help="seconds after which what runs is ended")
     parser.add_argument("--set", nargs="*", default=[], dest="settings", help="settings of the recipe, key=value")
     options = parser.parse_args()
     if options.action == "run":
-        run(options.out, options.seeds, options.policies, options.workers, options.settings, options.limit)
+        run(
+            options.out, options.recipe, options.seeds, options.policies, options.workers, options.settings,
+            options.limit,
+        )  # fmt: skip
     else:
-        table(options.out)
+        table(results(options.out), [tuple(pair.split(":")) for pair in options.compare])
 
 
 if __name__ == "__main__":

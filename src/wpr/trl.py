@@ -4,13 +4,13 @@ TRL's on-policy distillation by any of them.
 Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
 ``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
 
-In the reward, for penalties c_t and C_t = c_t + c_{t+1} + ... to the end of the completion,
+In the reward, for penalties c_t, divergences D_t and C_t = c_t + D_{t+1} + D_{t+2} + ... to the completion's end,
 
     advantage_t  =  TRL's advantage  -  beta k (C_t - mean of C_t over the group's others that have a token t)
 
 with k = (G-1)/G for GRPO, whose baseline scales the reward's gradient by that, and 1 for RLOO. Where TRL has one ratio
-for a sequence, its tokens share the advantage with C_1. In the loss: TRL's loss + beta D_t, averaged as TRL's own. In
-distillation: D_t of student and teacher alone. See docs/trl.md.
+for a sequence, its tokens share the advantage with c_1 + c_2 + ... In the loss: TRL's loss + beta D_t, averaged as
+TRL's own. In distillation: D_t of student and teacher alone. See docs/trl.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
-from wpr.ppo.advantages import beyond_the_others
+from wpr.ppo.advantages import beyond_the_others, costs_to_go
 from wpr.ppo.distributed import is_sharded, place_frozen
 from wpr.ppo.head_loss import loss_from_hidden
 from wpr.ppo.measures import token_statistics
@@ -97,6 +97,8 @@ class Regularized(Measuring):
         an object. Its geometry, if it has one, is measured once, on the embeddings of the model before training.
     regularizer_in: ``reward`` or ``loss``.
     regularizer_beta: weight of the penalty; 0 only logs the divergence.
+    regularizer_future: what a token pays for those after it in the reward form: their exact ``divergence``, or the
+        ``penalty`` of the tokens drawn, which has the same mean and more variance.
     regularizer_memory_mb: for the logits of both models that exist at a time.
     """
 
@@ -109,16 +111,17 @@ class Regularized(Measuring):
         regularizer: AnyRegularizer = RECOMMENDED,
         regularizer_in: Literal["reward", "loss"] = "reward",
         regularizer_beta: float = 0.05,
+        regularizer_future: Literal["divergence", "penalty"] = "divergence",
         regularizer_memory_mb: float = 256.0,
         **options: Any,
     ) -> None:
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
-        self.regularizer_memory_mb = regularizer_memory_mb
+        self.regularizer_future, self.regularizer_memory_mb = regularizer_future, regularizer_memory_mb
         if args is not None:  # before a model is loaded
-            check_settings(args, regularizer_in, regularizer_beta)
+            check_settings(args, regularizer_in, regularizer_beta, regularizer_future)
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
-        check_settings(self.args, regularizer_in, regularizer_beta)
+        check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
         _refuse(self._faults(policy))
         before = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
         if before is None:
@@ -134,11 +137,12 @@ class Regularized(Measuring):
             return batch
         mode, mask = "train" if self.model.training else "eval", _drawn(batch)
         group = self.num_generations if mode == "train" else self.num_generations_eval
-        penalty = self._penalties(batch, mask, mode)
+        penalty, divergence = self._penalties(batch, mask, mode)
         if self._one_ratio_per_sequence:
             to_go, present = penalty.sum(-1, keepdim=True), mask.any(-1, keepdim=True)
         else:
-            to_go, present = penalty.flip(-1).cumsum(-1).flip(-1), mask
+            to_go = costs_to_go(penalty, divergence if self.regularizer_future == "divergence" else penalty)
+            present = mask
         # A group may be spread over processes, each with a T of its own.
         both = torch.stack([to_go, present.to(to_go)], -1)
         everyone = self.accelerator.gather(self.accelerator.pad_across_processes(both, dim=1))
@@ -150,8 +154,10 @@ class Regularized(Measuring):
         return batch
 
     @torch.no_grad()
-    def _penalties(self, batch: Mapping[str, Any], mask: Tensor, mode: str) -> Tensor:
-        """Of completion tokens ``(B, T)``, 0 where the mask is; both models run without dropout."""
+    def _penalties(self, batch: Mapping[str, Any], mask: Tensor, mode: str) -> list[Tensor]:
+        """Penalties and divergences of completion tokens ``(B, T)``, 0 where the mask is; both models run without
+        dropout.
+        """
         policy = self.accelerator.unwrap_model(self.model)
         sequences = _sequences(batch)
         size, labels = getattr(self.args, f"per_device_{mode}_batch_size"), self.regularizer.labels
@@ -171,7 +177,7 @@ class Regularized(Measuring):
             found.append(torch.stack([out.penalty, out.divergence, *parts]).float())
         values = torch.cat(found, -1)
         self._log_means(["penalty", "divergence", *labels], values, mode)
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values[0])
+        return [torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, row) for row in values[:2]]
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: Any = False, num_items_in_batch: Any = None) -> Any:
         """TRL's, with the divergence on top in the loss form."""
@@ -308,14 +314,18 @@ class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[m
         return torch.cat(found)
 
 
-def check_settings(args: Any, regularizer_in: str, regularizer_beta: float) -> None:
+def check_settings(
+    args: Any, regularizer_in: str, regularizer_beta: float, regularizer_future: str = "divergence"
+) -> None:
     """Refuse settings that cannot be, and those of TRL that would be doubled or ignored. ``args``: TRL's."""
     form, beta, quantile = regularizer_in, regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
+    future = regularizer_future
     loss_type = getattr(args, "loss_type", "dapo")
     _refuse(
         _liger(args)
         | {
             f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
+            f"regularizer_future={future!r} must be 'divergence' or 'penalty'": future not in ("divergence", "penalty"),
             f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
             f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
             "regularizer; set beta=0.0 there, or regularizer_beta=0 here, which only logs": args.beta != 0 and beta > 0,

@@ -62,7 +62,7 @@ def test_what_decides_a_policy_s_outcome() -> None:
     ("text", "changes", "message"),
     [
         (TWO, ["trainer=gropo"], "trainer='gropo' must be 'ppo' or 'grpo' or 'rloo'"),
-        (TWO, ["trainer=grpo", "grpo.beta=0.1"], "grpo.beta has another name in recipes, one for all trainers: ppo"),
+        (TWO, ["trainer=grpo", "grpo.regularizer_future=past"], "must be 'divergence' or 'penalty'"),
         (TWO, ["trainer=grpo", "grpo.num_generations=4"], "one for all trainers: ppo.responses_per_prompt"),
         (TWO, ["trainer=grpo", "grpo.learning_rate=1"], "one for all trainers: ppo.learning_rate"),
         (TWO, ["trainer=grpo", "grpo.los_type=dapo"], "unknown setting grpo.los_type; did you mean grpo.loss_type?"),
@@ -106,4 +106,4 @@ def test_the_tables_name_settings_that_there_are() -> None:
     known = {name for trainer in ("grpo", "rloo") for name in field_types(config_class(trainer))}
     assert {*RENAMED, *FIXED} - known == {"batch_size"}
     assert {"scale_rewards", "loss_type", "epsilon_high"} <= own_settings("grpo").keys()
-    assert not {"learning_rate", "temperature", "beta"} & own_settings("rloo").keys()
+    assert not {"learning_rate", "temperature"} & own_settings("rloo").keys()

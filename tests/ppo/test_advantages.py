@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized_advantages, whiten
+from wpr.ppo.advantages import assemble_rewards, costs_to_go, explained_variance, generalized_advantages, whiten
 
 
 def problem(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,3 +114,32 @@ def test_explained_variance() -> None:
     expected = 1 - (returns - noise)[mask].var() / returns[mask].var()
     assert float(explained_variance(noise, returns, mask)) == pytest.approx(float(expected))
     assert float(explained_variance(returns, torch.ones_like(returns), mask)) == 0  # nothing to explain
+
+
+def test_divergences_of_later_tokens_have_the_same_mean_and_less_variance() -> None:
+    """Every completion of three tokens out of three: E[sum_t grad log p(y_t) C_t] is the gradient of E[D_1 + D_2 +
+    D_3], with penalties of later tokens and with their divergences. The logits are of the token before.
+    """
+    generator = torch.Generator().manual_seed(0)
+    table, other = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)  # row 3: the beginning
+    table.requires_grad_()
+    completions = torch.tensor(list(itertools.product(range(3), repeat=3)))
+    before = torch.cat([torch.full((len(completions), 1), 3), completions[:, :-1]], 1)
+    logs = table.log_softmax(-1)[before]
+    ratios = logs - other.log_softmax(-1)[before]
+    divergence = (logs.exp() * ratios).sum(-1)
+    drawn, penalty = (of.gather(-1, completions.unsqueeze(-1)).squeeze(-1) for of in (logs, ratios.detach()))
+    likely = drawn.sum(-1).exp()
+    exact = torch.autograd.grad((likely * divergence.sum(-1)).sum(), table, retain_graph=True)[0]
+    spread = {}
+    for name, later in (("penalty", penalty), ("divergence", divergence.detach())):
+        gradients = torch.stack(
+            [
+                torch.autograd.grad((row * cost).sum(), table, retain_graph=True)[0]
+                for row, cost in zip(drawn, costs_to_go(penalty, later), strict=True)
+            ]
+        )
+        mean = (likely.detach().view(-1, 1, 1) * gradients).sum(0)
+        spread[name] = float((likely.detach() * (gradients - mean).square().sum((1, 2))).sum())
+        assert torch.allclose(mean, exact, atol=1e-12)
+    assert spread["divergence"] < 0.8 * spread["penalty"]

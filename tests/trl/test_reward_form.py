@@ -133,10 +133,12 @@ def test_training_ends_at_the_regularized_optimum(name: str, tmp_path: Path, mon
     assert distance(reached, optimum) < 0.005
 
 
-def test_a_token_pays_for_its_future(tmp_path: Path) -> None:
+@pytest.mark.parametrize("future", ["divergence", "penalty"])
+def test_a_token_pays_for_its_future(future: str, tmp_path: Path) -> None:
     """Advantages of a real batch, against the definition, in loops."""
+    parts = {"regularizer": "reverse-kl", "regularizer_beta": 0.7, "regularizer_future": future}
     trainer = tiny.trainer(
-        tmp_path, model=models.policy(4), parts={"regularizer": "reverse-kl", "regularizer_beta": 0.7},
+        tmp_path, model=models.policy(4), parts=parts,
         scale_rewards="none", max_completion_length=12, num_generations=4,
     )  # fmt: skip
     tiny.moved(trainer.model)
@@ -151,6 +153,8 @@ def test_a_token_pays_for_its_future(tmp_path: Path) -> None:
         logs = [m(input_ids=sequences, attention_mask=attention).logits[:, -ids.shape[1] - 1 : -1].log_softmax(-1)
                 for m in (trainer.model, trainer.reference)]  # fmt: skip
     penalty = (logs[0] - logs[1]).gather(-1, ids.unsqueeze(-1)).squeeze(-1) * mask
+    divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1) * mask
+    later = divergence if future == "divergence" else penalty
     rewards = torch.tensor(tiny.counts_w7(trainer.processing_class.batch_decode(ids, skip_special_tokens=True)))
     assert len(set(mask.sum(-1).tolist())) > 2
     for row in range(len(ids)):
@@ -158,8 +162,8 @@ def test_a_token_pays_for_its_future(tmp_path: Path) -> None:
         for position in range(ids.shape[1]):
             if not mask[row, position]:
                 continue
-            own = penalty[row, position:].sum()
-            others = [penalty[other, position:].sum() for other in group if other != row and mask[other, position]]
+            costs = {one: penalty[one, position] + later[one, position + 1 :].sum() for one in group}
+            own, others = costs[row], [costs[one] for one in group if one != row and mask[one, position]]
             baseline = sum(others) / len(others) if others else 0.0
             expected = rewards[row] - rewards[list(group)].mean() - 0.7 * 0.75 * (own - baseline)
             assert batch["advantages"][row, position] == pytest.approx(float(expected), abs=2e-5)

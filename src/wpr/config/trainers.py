@@ -41,7 +41,6 @@ RENAMED = {
     "reward_clip_range": "ppo.reward_clip",
     "shuffle_dataset": "ppo.train_sampling_strategy",
     "batch_size": "ppo.batch_size",
-    "beta": "ppo.beta, the weight of `regularizer`, which stands in the place of TRL's KL",
     **dict.fromkeys(("model_init_kwargs", "trust_remote_code"), "the section model"),
     **dict.fromkeys(("reward_weights", "multi_objective_aggregation"), "the section scorer, which is one reward"),
     "chat_template_kwargs": "data.template",
@@ -52,6 +51,9 @@ FIXED = dict.fromkeys(
     ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "a reference that stays as it was"
 )
 """TRL's settings that recipes do not have, and what they have instead."""
+
+REGULARIZER_SETTINGS = {"regularizer_in": ("reward", "loss"), "regularizer_future": ("divergence", "penalty")}
+"""What `wpr.trl` takes beside TRL's settings, by its values, the default first."""
 
 
 @cache
@@ -80,7 +82,7 @@ def own_settings(trainer: str) -> dict[str, Any]:
     """Names and types of what TRL's trainer takes beside the settings of `ppo`."""
     from wpr.trl import LOSS_TYPES
 
-    elsewhere = {*filter(is_shared, field_types(config_class("ppo"))), *RENAMED, *FIXED}
+    elsewhere = {*filter(is_shared, field_types(config_class("ppo"))), *RENAMED, *FIXED} - {"beta"}  # of TRL's KL
     found = {name: kind for name, kind in field_types(config_class(trainer)).items() if name not in elsewhere}
     choices: dict[str, Any] = {  # TRL looks at these only when it trains
         "scale_rewards": Literal["group", "batch", "none", True, False],
@@ -88,7 +90,7 @@ def own_settings(trainer: str) -> dict[str, Any]:
         "importance_sampling_level": Literal["token", "sequence"],
     }
     found |= {name: kind for name, kind in choices.items() if name in found}
-    return found | {"regularizer_in": Literal["reward", "loss"]}
+    return found | {name: Literal[kinds] for name, kinds in REGULARIZER_SETTINGS.items()}
 
 
 def trl_section(trainer: str, values: Any, where: Where) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from wpr.config.recipe import Recipe
-from wpr.config.trainers import config_class, is_shared
+from wpr.config.trainers import REGULARIZER_SETTINGS, config_class, is_shared
 from wpr.errors import RecipeError
 from wpr.ppo.config import PPOConfig
 
@@ -61,7 +61,7 @@ def trl_arguments(recipe: Recipe, shared: PPOConfig, arguments: dict[str, Any]) 
     defaults: list[dict[str, Any]] = [{one.name: one.default for one in fields(each)} for each in (PPOConfig, kind)]
     given = {name: default for name, default in defaults[0].items() if default != defaults[1].get(name, default)}
     given = {name: value for name, value in (given | arguments).items() if name in common}
-    own = {name: value for name, value in getattr(recipe, recipe.trainer).items() if name != "regularizer_in"}
+    own = {name: value for name, value in getattr(recipe, recipe.trainer).items() if name not in REGULARIZER_SETTINGS}
     drawn = ({"min_new_tokens": shared.min_new_tokens} if shared.min_new_tokens else {}) | (
         own.pop("generation_kwargs", None) or {}
     )
@@ -77,7 +77,7 @@ def trl_arguments(recipe: Recipe, shared: PPOConfig, arguments: dict[str, Any]) 
     return given | own | {
         "metric_for_best_model": shared.metric_for_best_model,
         "greater_is_better": shared.greater_is_better,
-        "beta": 0.0,  # the regularizer stands in its place
+        "beta": own.get("beta", 0.0),  # the regularizer stands in its place
         "num_generations": group,
         "num_generations_eval": own.get("num_generations_eval") or times or 1,  # as PPO evaluates
         "num_iterations": shared.ppo_epochs,
@@ -97,16 +97,21 @@ def make_trl_config(recipe: Recipe, shared: PPOConfig, arguments: dict[str, Any]
     from wpr.trl import check_settings
 
     args = make_config(recipe.trainer, trl_arguments(recipe, shared, arguments))
+    if args.beta and shared.beta:
+        raise RecipeError(
+            f"{recipe.trainer}.beta={args.beta} is the weight of TRL's own KL estimate, ppo.beta={shared.beta} that of "
+            "the regularizer; set one of them to 0"
+        )
     try:
-        check_settings(args, regularizer_in(recipe), shared.beta)
+        check_settings(args, regularizer_beta=shared.beta, **regularizer_settings(recipe))
     except ValueError as error:
         raise RecipeError(f"{recipe.trainer}: {error}") from None
     return args
 
 
-def regularizer_in(recipe: Recipe) -> str:
-    """Where TRL's trainer has the regularizer: ``reward`` or ``loss``."""
-    return str(getattr(recipe, recipe.trainer).get("regularizer_in", "reward"))
+def regularizer_settings(recipe: Recipe) -> dict[str, Any]:
+    """Where TRL's trainer has the regularizer, and what tokens pay for their future; see `wpr.trl`."""
+    return {name: getattr(recipe, recipe.trainer).get(name, kinds[0]) for name, kinds in REGULARIZER_SETTINGS.items()}
 
 
 def batch_arguments(section: dict[str, Any], stage: str, processes: int) -> dict[str, int]:

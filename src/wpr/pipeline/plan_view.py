@@ -9,7 +9,7 @@ from rich.table import Table
 
 from wpr.config.recipe import Recipe
 from wpr.config.yaml_file import to_yaml
-from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_in, trainer_arguments, trl_arguments
+from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_settings, trainer_arguments, trl_arguments
 from wpr.pipeline.run import PlannedStage
 from wpr.pipeline.stage import has_bf16, process_count
 from wpr.runs.folder import RunFolder
@@ -29,7 +29,7 @@ def resolved(recipe: Recipe, stages: list[PlannedStage]) -> dict[str, Any]:
         config = make_config(kind, checked)  # what the trainer would refuse is reported now
         if kind == "ppo" and stage.recipe.trainer != "ppo":
             make_trl_config(stage.recipe, config, checked)
-            own = {"regularizer_in": regularizer_in(stage.recipe), "regularizer_beta": config.beta}
+            own = regularizer_settings(stage.recipe) | {"regularizer_beta": config.beta}
             arguments = {"trainer": stage.recipe.trainer} | trl_arguments(stage.recipe, config, arguments) | own
         entry: dict[str, Any] = {"arguments": arguments}
         if kind == "ppo":

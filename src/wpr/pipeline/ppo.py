@@ -20,7 +20,7 @@ from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.language_models import plain_model
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.arguments import regularizer_in
+from wpr.pipeline.arguments import regularizer_settings
 from wpr.pipeline.model_card import model_card
 from wpr.pipeline.stage import Stage, is_main_process
 from wpr.pipeline.training import (
@@ -121,7 +121,7 @@ def make_trainer(
     if ignored := unused_settings(recipe):
         logger.warning("%s: trainer: %s does not take %s", stage.name, recipe.trainer, ", ".join(ignored))
     trl_args = stage.trl_config(args)
-    return TRAINERS[recipe.trainer](policy, trl_args, args, stage.name, regularizer_in=regularizer_in(recipe), **parts)
+    return TRAINERS[recipe.trainer](policy, trl_args, args, stage.name, **regularizer_settings(recipe), **parts)
 
 
 def critic_of(stage: Stage) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wpr.atomic_io import write_atomically
 from wpr.config.recipe import Recipe
-from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_in, trainer_arguments
+from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_settings, trainer_arguments
 from wpr.pipeline.recipe_data import RecipeData, StageRows
 from wpr.runs.folder import RunFolder
 
@@ -69,7 +69,7 @@ class Stage:
         """That of TRL's trainer, where it trains the policy; ``shared``: from `config`."""
         args = make_trl_config(self.recipe, shared, self.arguments())
         self.settings.clear()
-        self._note_settings(args, regularizer_in=regularizer_in(self.recipe), regularizer_beta=shared.beta)
+        self._note_settings(args, regularizer_beta=shared.beta, **regularizer_settings(self.recipe))
         return args
 
     def _note_settings(self, args: Any, **others: Any) -> None:

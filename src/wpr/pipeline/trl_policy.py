@@ -152,7 +152,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             if name in metrics:
                 metrics[known] = metrics.pop(name)
         if "loss" in logs:
-            metrics["beta"] = [self.regularizer_beta]
+            metrics["beta"] = [self.regularizer_beta or self.beta]
             metrics["peak_memory_gb"] = [peak_memory_gb(self.args.device)]
             seconds = self.stopwatch.drain()
             whole = seconds.pop("backpropagation", 0.0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -66,6 +67,11 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, reduce: Re
     means = [total / count.clamp_min(1) for total in sums]
     spread = reduce(torch.stack([(target - means[0]).square().sum(), (error - means[1]).square().sum()]))
     return torch.where(spread[0] > 0, 1 - spread[1] / spread[0].clamp_min(1e-300), torch.zeros_like(spread[0]))
+
+
+def costs_to_go(own: Tensor, later: Tensor) -> Tensor:
+    """What a token and those after it cost ``(B, T)``: ``own_t + later_{t+1} + later_{t+2} + ...``"""
+    return own + pad(later[:, 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
 
 
 def beyond_the_others(values: Tensor, present: Tensor, group: int) -> Tensor:
