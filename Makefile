@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow test-trl lint format bench smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl test-verl lint format bench smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -32,6 +32,16 @@ test-trl: $(VENV)/.dev
 	  PYTHONPATH=$(CURDIR)/build/trl-$$version $(BIN)/python -m pytest -n auto --dist loadfile tests/trl \
 	    tests/test_divergence_monitor.py || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed under TRL$$failed"; exit 1; }
+
+# The tests of wpr.verl with the parts of verl that run on a CPU, put before the installed packages. verl asks for other
+# versions of torch and transformers than constraints.txt has, so nothing that it depends on comes by itself.
+VERL ?= 0.9.1
+test-verl: $(VENV)/.dev
+	$(PIP) --no-deps --upgrade --target build/verl-$(VERL) verl==$(VERL) ray==2.60.0 tensordict==0.10.0 pyvers==0.2.3 \
+	  orjson==3.13.0 cloudpickle==3.1.2 hydra-core==1.3.8 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3 \
+	  codetiming==1.4.0 torchdata==0.11.0 cachetools==8.0.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 \
+	  referencing==0.37.0 rpds-py==2026.9.1 attrs==26.1.0
+	WPR_REQUIRE=verl PYTHONPATH=$(CURDIR)/build/verl-$(VERL) $(BIN)/python -m pytest tests/test_verl.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

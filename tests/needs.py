@@ -47,6 +47,11 @@ def triton() -> str | None:
     return _package("triton")
 
 
+def verl() -> str | None:
+    missing = importlib.util.find_spec("verl") is None
+    return "the package verl is not installed; `make test-verl` runs with it" if missing else None
+
+
 def compiler() -> str | None:
     """DeepSpeed compiles its communication between processes on a CPU."""
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
@@ -63,6 +68,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "two gpus": two_gpus,
     "triton": triton,
     "a C++ compiler": compiler,
+    "verl": verl,
 }
 if not NEEDS.keys() >= REQUIRED:
     raise ValueError(f"WPR_REQUIRE={os.environ['WPR_REQUIRE']}: known are {', '.join(NEEDS)}, with commas between")

@@ -16,6 +16,7 @@ LAYERS = [
     "stage_names",
     "transport",
     "regularizers",
+    "verl",
     "language_models",
     "rewards",
     "ppo",

@@ -137,7 +137,7 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
             known = getattr(trainer, "reference", None) or getattr(trainer, "ref_model", None)
         if known is None:
             before = starting_point(policy, adapter_is_new=True)
-            return None if before is None else place_frozen(before, trainer.accelerator)
+            return None if before is None else place_frozen(before, trainer.accelerator, ours=True)
         if isinstance(known, str):
             raise ValueError(f"reference={known!r} is a name; load it, and pass the model")
         known = trainer.accelerator.unwrap_model(known)

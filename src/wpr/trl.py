@@ -123,11 +123,12 @@ class Regularized(Measuring):
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
         _refuse(self._faults(policy))
-        before = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
-        if before is None:
-            before = starting_point(policy, adapter_is_new=not is_peft(model))
+        theirs = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
+        before = starting_point(policy, adapter_is_new=not is_peft(model)) if theirs is None else theirs
         before = before if before is None else self.accelerator.unwrap_model(before)
-        self.reference = before if before is None else place_frozen(before, self.accelerator)
+        self.reference = before
+        if before is not None:
+            self.reference = place_frozen(before, self.accelerator, ours=theirs is None)
         self._place(regularizer, policy if before is None else before)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -52,3 +52,22 @@ def test_one_process_agrees_with_itself() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
     weight = whole_embeddings(model)
     assert weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_frozen_model_is_kept_as_autocast_reads_it(tied: bool) -> None:
+    """To the last bit, also after a bias; embeddings and head stay as they are, and so does a model of the user's."""
+    changes = {"tie_word_embeddings": tied, "attention_bias": True}
+    ids = torch.arange(3, 27).reshape(2, 12)
+    accelerator = SimpleNamespace(native_amp=True, mixed_precision="bf16", device=torch.device("cpu"))
+    found, without = {}, {}
+    for ours in (False, True):
+        model = place_frozen(tiny.policy(**changes), accelerator, ours=ours)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            found[ours] = model(ids).logits
+        without[ours] = model(ids).logits
+        kinds = {name: weight.dtype for name, weight in model.named_parameters()}
+        half = {name for name, kind in kinds.items() if kind == torch.bfloat16}
+        assert half == ({name for name in kinds if "proj" in name} if ours else set())
+    assert torch.equal(found[False], found[True])
+    assert 0 < (without[False] - without[True]).abs().max() < 1e-3

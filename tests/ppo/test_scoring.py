@@ -321,7 +321,7 @@ def test_adapters_of_a_head_by_the_kernels(dropout: float, monkeypatch: pytest.M
         loss = loss_from_hidden(ReverseKL(), adapted, mine, None, states[1], memory_mb=2 * 2 * 97 * 4 / 2**20)
         weights = list(adapted.get_base_model().lm_head.parameters())
         gradients = torch.autograd.grad(loss.sum(), [mine, *weights], allow_unused=True)
-        found.append([loss, *(torch.zeros(1) if each is None else each for each in gradients)])
+        found.append([loss, *(loss.new_zeros(1) if each is None else each for each in gradients)])
     for ours, theirs in zip(*found, strict=True):
         assert (ours - theirs).abs().max() <= 1e-4 * max(1, float(theirs.abs().max()))
 

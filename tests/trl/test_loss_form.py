@@ -113,4 +113,4 @@ def test_nothing_to_score(tmp_path: Path) -> None:
     batch["completion_mask"] = torch.zeros_like(batch["completion_mask"])
     assert gradient(trainer, trainer.compute_loss(trainer.model, batch)).abs().max() == 0
     batch["advantages"] = torch.zeros(len(batch["prompt_ids"]))
-    assert trainer._penalties(batch, batch["completion_mask"].bool(), "train").abs().max() == 0
+    assert trainer._penalties(batch, batch["completion_mask"].bool(), "train")[0].abs().max() == 0

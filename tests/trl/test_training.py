@@ -124,7 +124,7 @@ def test_penalties_are_of_the_distributions_at_the_temperature(tmp_path: Path) -
             for model in (trainer.model, trainer.reference)
         ]  # fmt: skip
         ratios[temperature] = (logs[0] - logs[1])[mask].detach()
-    penalty = trainer._penalties(batch, mask, "train")[mask]
+    penalty = trainer._penalties(batch, mask, "train")[0][mask]
     torch.testing.assert_close(penalty, ratios[0.5], rtol=1e-4, atol=1e-5)
     assert (penalty - ratios[1.0]).abs().max() > 0.01
 
@@ -145,7 +145,7 @@ def test_dropout_is_off_where_the_reward_form_measures(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path, "grpo", models.policy(attention_dropout=0.5), parts)
     batch = tiny.batch_of(trainer)
     assert trainer.model.training
-    assert trainer._penalties(batch, batch["completion_mask"].bool(), "train").abs().max() < 1e-5
+    assert trainer._penalties(batch, batch["completion_mask"].bool(), "train")[0].abs().max() < 1e-5
 
 
 def test_one_ratio_per_sequence(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_one_ratio_per_sequence(tmp_path: Path) -> None:
     )  # fmt: skip
     tiny.moved(trainer.model)
     batch = tiny.batch_of(trainer)
-    penalty = trainer._penalties(batch, batch["completion_mask"].bool(), "train").sum(-1).view(-1, 4)
+    penalty = trainer._penalties(batch, batch["completion_mask"].bool(), "train")[0].sum(-1).view(-1, 4)
     words = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
     rewards = torch.tensor(tiny.counts_w7(words)).view(-1, 4)
     total = rewards - 0.5 * penalty

@@ -205,8 +205,9 @@ def checked_slices(
         raise ValueError(
             f"memory_mb={memory_mb} must be positive; set it to the megabytes that the logits of both models may take"
         )
-    weight = plain_model(policy).get_output_embeddings().weight
-    return slice_count(len(policy_states), weight.shape[0], memory_mb, 2 * weight.element_size())
+    weight, device = plain_model(policy).get_output_embeddings().weight, policy_states.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    return slice_count(len(policy_states), weight.shape[0], memory_mb, 2 * kind.itemsize)
 
 
 @contextmanager

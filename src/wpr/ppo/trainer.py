@@ -121,6 +121,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
             raise TypeError(f"args is a {type(args).__name__}; pass a PPOConfig")
         if processing_class is None and isinstance(model, str | Path):
             processing_class = load_tokenizer_of(model)
+        given = reference
         actor_critic, reference = load_models(model, critic, reference, peft_config, args)
         use_one_gpu(args)
         super().__init__(
@@ -134,8 +135,9 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
             optimizers=optimizers,
         )
         check_actor_critic(actor_critic)
-        self.reference = None if reference is None else place_frozen(reference, self.accelerator)
-        if self.reference is not None:
+        self.reference = None
+        if reference is not None:
+            self.reference = place_frozen(reference, self.accelerator, ours=reference is not given)
             check_reference(actor_critic.policy, self.reference)
         self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator.device)
         anchor = actor_critic.policy if self.reference is None else self.reference
