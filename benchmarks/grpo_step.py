@@ -3,13 +3,16 @@
     python -m benchmarks.grpo_step [--model models/smollm2] [--prompts 8] [--completions 8] [--tokens 128]
 
 Every trainer is made anew in every round, in another order each time, so that whatever slows the machine down for a
-while does so for all; its first step warms up. Completions have a fixed length. Printed are medians over all other
-steps: of a whole step, of what is not generation, both over TRL's at beta > 0, and the largest peak of memory.
+while does so for all; its first step warms up. Completions have a fixed length. Generation is the same code for all
+and most of a step, so that its noise would drown the rest: it is timed in the first steps of every trainer, whose
+completions the others use again. Printed are medians: of generation over all trainers, of the rest of a step by
+trainer; a whole step is their sum. Both are given over TRL's at beta > 0, with the largest peak of memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import random
@@ -46,11 +49,12 @@ def length_reward(completions: list[str], **columns: Any) -> list[float]:
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds of every step, and of generation within it."""
+    """Seconds of generation in the first ``draws`` steps, and of what else a step takes in all."""
 
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self.generation = 0.0
+    def __init__(self, draws: int) -> None:
+        self.draws, self.taken = draws, 0.0
+        self.generation: list[float] = []
+        self.rest: list[float] = []
 
     def now(self) -> float:
         if torch.cuda.is_available():
@@ -58,28 +62,29 @@ class Clock(transformers.TrainerCallback):
         return time.perf_counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start, self.generation = self.now(), 0.0
+        self.start, self.taken = self.now(), 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step = self.now() - self.start
-        self.steps.append({"step": step, "not generation": step - self.generation})
+        self.rest.append(self.now() - self.start - self.taken)
 
     def watch(self, trainer: Any) -> None:
         """Time what the trainer generates."""
-        generate = trainer._generate
+        generate, drawn = trainer._generate, None
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal drawn
             start = self.now()
-            try:
-                return generate(*args, **kwargs)
-            finally:
-                self.generation += self.now() - start
+            if len(self.generation) < self.draws:
+                drawn = generate(*args, **kwargs)
+                self.generation.append(self.now() - start)
+            self.taken += self.now() - start
+            return copy.deepcopy(drawn)
 
         trainer._generate = timed
 
 
-def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> tuple[list[dict[str, float]], float]:
-    """Steps after the first, and the peak of memory in GB."""
+def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> dict[str, list[float]]:
+    """Seconds after the first step, and the peak of memory in GB."""
     cuda = torch.cuda.is_available()
     texts = [task.format(topic) for task in TASKS for topic in TOPICS]
     args = trl.GRPOConfig(
@@ -88,7 +93,7 @@ def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> tup
         max_steps=options.steps + 1, beta=kind.get("beta", 0.0), bf16=cuda, use_cpu=not cuda, save_strategy="no",
         report_to="none", disable_tqdm=True, logging_steps=options.steps + 1,
     )  # fmt: skip
-    clock, named = Clock(), "regularizer" in kind
+    clock, named = Clock(options.draws + 1), "regularizer" in kind
     trainer = (wpr.trl.GRPOTrainer if named else trl.GRPOTrainer)(
         options.model, length_reward, args, train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         callbacks=[clock], **({"regularizer_beta": BETA, **kind} if named else {}),
@@ -100,7 +105,7 @@ def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> tup
     trainer.train()
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
     trainer.accelerator.free_memory()
-    return clock.steps[1:], peak
+    return {"generation": clock.generation[1:], "rest": clock.rest[1:], "memory": [peak]}
 
 
 def main() -> None:
@@ -109,7 +114,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--completions", type=int, default=8, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=3, help="of a trainer in a round, after one that warms up")
+    parser.add_argument("--steps", type=int, default=20, help="of a trainer in a round, after one that warms up")
+    parser.add_argument("--draws", type=int, default=1, help="how many of them generate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[*KINDS], default=[*KINDS], help="beside TRL's own, at beta > 0")
     parser.add_argument("--json", type=Path, help="write all numbers here")
@@ -120,30 +126,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.rounds):
             for name in random.Random(turn).sample(names, len(names)):
-                steps, peak = train(KINDS[name], options, folder)
+                for key, values in train(KINDS[name], options, folder).items():
+                    found[name][key] += values
                 gc.collect()
                 torch.cuda.empty_cache()
-                found[name]["memory"].append(peak)
-                for step in steps:
-                    for key, seconds in step.items():
-                        found[name][key].append(seconds)
                 if options.json:
                     options.json.write_text(json.dumps(found))
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    draws = [seconds for values in found.values() for seconds in values["generation"]]
     print(
         f"\n{options.model}, {options.prompts} prompts x {options.completions} completions of {options.tokens} tokens, "
-        f"{where}, TRL {trl.__version__}; medians of {options.rounds * options.steps} steps"
+        f"{where}, TRL {trl.__version__}; generation {median(draws):.2f} s, the median of {len(draws)} "
+        f"({min(draws):.2f} to {max(draws):.2f}); the rest of {options.rounds * options.steps} steps each:"
     )
-    heads = ("step, s", "lowest", "highest", "/ TRL", "not generation, s", "/ TRL", "peak GB")
-    print(f"{'':36s}" + "".join(f"{head:>19s}" for head in heads))
-    base = {key: median(found[OWN][key]) for key in ("step", "not generation")}
+    heads = ("rest, s", "lowest", "highest", "/ TRL", "whole step / TRL", "peak GB", "/ TRL")
+    print(f"{'':36s}" + "".join(f"{head:>18s}" for head in heads))
+    base, memory = median(found[OWN]["rest"]), max(found[OWN]["memory"])
     for name, values in found.items():
-        step, rest = median(values["step"]), median(values["not generation"])
-        row = [
-            step, min(values["step"]), max(values["step"]), step / base["step"],
-            rest, rest / base["not generation"], max(values["memory"]),
-        ]  # fmt: skip
-        print(f"{name:36s}" + "".join(f"{value:19.3f}" for value in row))
+        rest, peak = median(values["rest"]), max(values["memory"])
+        whole = (median(draws) + rest) / (median(draws) + base)
+        row = [rest, min(values["rest"]), max(values["rest"]), rest / base, whole, peak, peak / memory]
+        print(f"{name:36s}" + "".join(f"{value:18.3f}" for value in row))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from wpr.runs.jsonl_log import PARTIAL, Journal, refuse_other_header
 from wpr.runs.responses import Response, ResponseFile, read_responses, response_of
 
 if TYPE_CHECKING:
-    from wpr.ppo.generation import Sampling
+    from wpr.ppo.generation import Generation, Sampling
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,13 @@ class LoadedModel:
     weights: str
     stops: tuple[int, ...]
     template: str
+
+    @cached_property
+    def generation(self) -> Generation:
+        """What draws its responses."""
+        from wpr.ppo.graph_generation import default_generation
+
+        return default_generation(self.model.device)
 
     def facts(self) -> dict[str, Any]:
         """For a header."""
@@ -220,7 +228,7 @@ def batches(prompts: Sequence[EncodedPrompt], size: int) -> Iterator[list[Encode
 def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: SamplingParams) -> list[Response]:
     """One response to each prompt of a batch, all of one temperature."""
     from wpr.language_models import pad
-    from wpr.ppo.generation import GenerationError, TransformersGeneration
+    from wpr.ppo.generation import GenerationError
     from wpr.ppo.rollout import Prompts
 
     own = batch[0].temperature
@@ -228,7 +236,7 @@ def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: Sampl
     prompts = Prompts(*pad([asked.input_ids for asked in batch], left=True, device=speaker.model.device))
     seeds = [seed_of(drawing.seed, asked) for asked in batch]
     try:
-        found = TransformersGeneration().generate(speaker.model, prompts, drawing.sampling(speaker.stops), seeds)
+        found = speaker.generation.generate(speaker.model, prompts, drawing.sampling(speaker.stops), seeds)
     except GenerationError as error:
         raise DataError(
             f"{speaker.name} gives no probabilities for token {error.position} of its response to prompt "

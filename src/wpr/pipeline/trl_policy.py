@@ -22,7 +22,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import max_over_processes, sum_over_processes
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import TrainingFault, report_fault
-from wpr.ppo.generation import TransformersGeneration
+from wpr.ppo.graph_generation import default_generation
 from wpr.ppo.metrics import FunctionLog, Stopwatch, number_or_none, peak_memory_gb, scored
 from wpr.ppo.parts import make_monitors, place_regularizer, place_reward, sampling_of
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
@@ -94,7 +94,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         }
         self.collector = Collector(
             shared, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
-            TransformersGeneration(), sampling_of(shared, policy, processing_class), self.stopwatch,
+            default_generation(args.device), sampling_of(shared, policy, processing_class), self.stopwatch,
             make_monitors(monitors, policy, args.device), self.eval_regularizers,
         )  # fmt: skip
 

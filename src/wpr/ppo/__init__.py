@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from wpr.ppo.config import PPOConfig
     from wpr.ppo.faults import TrainingFault
     from wpr.ppo.generation import Generation, Sampling, TransformersGeneration
+    from wpr.ppo.graph_generation import GraphGeneration
     from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
     from wpr.ppo.trainer import PPOTrainer
 
 __all__ = [
     "Generation",
+    "GraphGeneration",
     "PPOConfig",
     "PPOTrainer",
     "Prompts",
@@ -26,6 +28,7 @@ __all__ = [
 
 _FILES = {
     "Generation": "generation",
+    "GraphGeneration": "graph_generation",
     "PPOConfig": "config",
     "PPOTrainer": "trainer",
     "Prompts": "rollout",

@@ -110,7 +110,7 @@ def place_frozen(model: Any, accelerator: Any, *, ours: bool = False) -> Any:
     model.eval().requires_grad_(False)
     if not is_partitioned(model):
         if ours and accelerator.native_amp:
-            _keep_as_autocast_reads(model, {"bf16": torch.bfloat16, "fp16": torch.float16}[accelerator.mixed_precision])
+            keep_as_autocast_reads(model, {"bf16": torch.bfloat16, "fp16": torch.float16}[accelerator.mixed_precision])
         return model.to(accelerator.device)
     import deepspeed
 
@@ -134,10 +134,15 @@ class HalfLinear(nn.Linear):
         return nn.functional.linear(states, self.weight.to(states.dtype), bias)
 
 
-def _keep_as_autocast_reads(model: Any, kind: torch.dtype) -> None:
-    """Convert float32 linear layers, head and tied weights left out. Autocast would convert a frozen weight at every
-    call: the results are the same to the last bit, in half the memory.
+def keep_as_autocast_reads(model: Any, kind: torch.dtype, *, head: bool = False) -> None:
+    """Convert float32 linear layers. Autocast would convert a frozen weight at every call: the results are the same to
+    the last bit, in half the memory.
+
+    head: of the head, too, which is no longer tied to the embeddings then.
     """
+    if head and type(last := model.get_output_embeddings()) is nn.Linear:
+        last.weight = nn.Parameter(last.weight.detach().clone(), requires_grad=False)
+        last.to(kind).__class__ = HalfLinear
     ends = (part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None)
     kept = {id(weight) for part in ends for weight in part.parameters()}
     for layer in model.modules():

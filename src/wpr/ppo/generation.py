@@ -22,6 +22,9 @@ from torch.nn.functional import pad
 from wpr.language_models import plain_model
 from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
 
+BLOCK = 256
+"""Tokens whose probabilities are added up at a time."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -113,21 +116,9 @@ class TransformersGeneration:
     def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
         """See `Generation.generate`."""
         from transformers import GenerationConfig, LogitsProcessorList
-        from transformers.generation.logits_process import (
-            TemperatureLogitsWarper,
-            TopKLogitsWarper,
-            TopPLogitsWarper,
-        )
 
         choice = SeededChoice(seeds, sampling.max_new_tokens, prompts.input_ids)
-        processors = LogitsProcessorList()
-        if sampling.temperature != 1.0:
-            processors.append(TemperatureLogitsWarper(sampling.temperature))
-        if sampling.top_k:
-            processors.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1:
-            processors.append(TopPLogitsWarper(sampling.top_p))
-        processors.append(choice)
+        processors = LogitsProcessorList([*warpers(sampling), choice])
         config = GenerationConfig(
             do_sample=False,  # `choice` leaves one token
             max_new_tokens=sampling.max_new_tokens,
@@ -146,6 +137,17 @@ class TransformersGeneration:
             )
         choice.check()
         return responses_from_tokens(sequences[:, prompts.input_ids.shape[1] :], sampling.eos)
+
+
+def warpers(sampling: Sampling) -> list[Any]:
+    """What is done to logits before a token is drawn, in this order."""
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    return [
+        *([TemperatureLogitsWarper(sampling.temperature)] if sampling.temperature != 1.0 else []),
+        *([TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []),
+        *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []),
+    ]
 
 
 @contextmanager
@@ -177,15 +179,29 @@ class SeededChoice:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores ``(B, V)`` to 0 on the drawn token and -inf elsewhere."""
         step = input_ids.shape[1] - self.start
-        cumulative = scores.float().softmax(-1).cumsum(-1, dtype=torch.float64)
-        total = cumulative[:, -1:]
+        drawn, bad = self.quantile(scores, self.uniforms[:, step : step + 1])
         # Noted, not raised: asking for the answer would make the GPU wait at every token.
-        bad = ~total.squeeze(-1).isfinite() & (self.bad_step < 0)
+        bad &= self.bad_step < 0
         self.bad_step = torch.where(bad, step, self.bad_step)
         self.bad_value = torch.where(bad, scores.amax(-1).float(), self.bad_value)
-        drawn = torch.searchsorted(cumulative, self.uniforms[:, step : step + 1] * total, right=True)
-        drawn = drawn.clamp_max(scores.shape[-1] - 1)
         return torch.full_like(scores, -torch.inf).scatter_(-1, drawn, 0.0)
+
+    @staticmethod
+    def quantile(scores: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens ``(B, 1)`` at uniform numbers ``(B, 1)`` of scores ``(B, V)``, and which rows are no
+        distribution ``(B,)``.
+        """
+        # In two steps, the block of tokens and the token: a GPU is slow to add up a few long rows.
+        blocks = pad(scores.float().softmax(-1), (0, -scores.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+        ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+        wanted = uniforms * ends[:, -1:]
+        block = torch.searchsorted(ends, wanted, right=True).clamp_max(blocks.shape[1] - 1)
+        chances = blocks.gather(1, block.unsqueeze(-1).expand(-1, 1, BLOCK)).squeeze(1).double()
+        inside = wanted - (ends.gather(1, block) - chances.sum(-1, keepdim=True))
+        token = torch.searchsorted(chances.cumsum(-1), inside, right=True)
+        # Sums in another order round otherwise: never beyond the block's last token that can be drawn.
+        last = torch.where(chances > 0, torch.arange(BLOCK, device=scores.device), 0).amax(-1, keepdim=True)
+        return block * BLOCK + torch.minimum(token, last), ~ends[:, -1].isfinite()
 
     def check(self) -> None:
         """Raise if any logits were no distribution."""

@@ -25,7 +25,8 @@ from wpr.ppo.console import report_table, write_completions
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import Fault, describe_loss
-from wpr.ppo.generation import Generation, TransformersGeneration
+from wpr.ppo.generation import Generation
+from wpr.ppo.graph_generation import default_generation
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import scored
 from wpr.ppo.parts import (
@@ -149,7 +150,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         self.monitors = make_monitors(monitors or {}, actor_critic.policy, self.accelerator.device)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
-            generation or TransformersGeneration(synced=is_sharded(self.accelerator)),
+            generation or default_generation(self.accelerator.device, synced=is_sharded(self.accelerator)),
             sampling_of(args, actor_critic.policy, processing_class), self.stopwatch, self.monitors,
             self.eval_regularizers,
         )  # fmt: skip

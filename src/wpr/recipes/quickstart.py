@@ -87,10 +87,12 @@ def _sample(prompts: Sequence[str], tokens: int, seed: int, part: int, title: st
     """What pico writes after each prompt, at temperature 1."""
     import torch
 
-    from wpr.ppo.generation import Sampling, TransformersGeneration, response_seeds
+    from wpr.ppo.generation import Sampling, response_seeds
+    from wpr.ppo.graph_generation import default_generation
     from wpr.ppo.rollout import Prompts
 
     model, tokenizer = load_pico()
+    generation = default_generation(model.device)
     sampling = Sampling(1.0, 0, 1.0, 0, tokens, (tokenizer.eos_token_id,))
     seeds = response_seeds(seed, part, 0, len(prompts))
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # alike in length: little padding
@@ -101,7 +103,7 @@ def _sample(prompts: Sequence[str], tokens: int, seed: int, part: int, title: st
             batch = tokenizer([prompts[row] for row in rows], return_tensors="pt", padding=True, padding_side="left")
             given = Prompts(batch["input_ids"].to(model.device), batch["attention_mask"].bool().to(model.device))
             with torch.no_grad():
-                drawn = TransformersGeneration().generate(model, given, sampling, [seeds[row] for row in rows])
+                drawn = generation.generate(model, given, sampling, [seeds[row] for row in rows])
             for row, ids, keep in zip(rows, drawn.tokens, drawn.mask, strict=True):
                 texts[row] = tokenizer.decode(ids[keep].tolist(), skip_special_tokens=True)
             bar.advance(len(rows))

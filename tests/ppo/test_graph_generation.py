@@ -1,0 +1,144 @@
+"""Generation with a cache of fixed size, against transformers' own; graphs themselves need a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from tests.ppo.test_generation import prompts, sampling
+from wpr.ppo.generation import GenerationError, TransformersGeneration
+from wpr.ppo.graph_generation import LOOK, GraphGeneration, why_not
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = [[5, 9, 11, 4], [7], [12, 3, 8, 30, 31, 22, 17, 6, 5], [9, 9], [3, 4, 5, 6, 7], [20], [21, 22], [8, 8, 8]]
+SEEDS = list(range(100, 100 + len(ROWS)))
+
+
+def batch(rows: list[list[int]] = ROWS) -> Any:
+    made = prompts(rows, 9)
+    return type(made)(made.input_ids.to(DEVICE), made.attention_mask.to(DEVICE))
+
+
+def same(ours: Any, theirs: Any) -> None:
+    assert torch.equal(ours.mask, theirs.mask)
+    assert torch.equal(ours.finished, theirs.finished)
+    assert torch.equal(ours.tokens[ours.mask], theirs.tokens[theirs.mask])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all tokens": {},
+    "temperature": {"temperature": 0.6},
+    "top-k": {"top_k": 3},
+    "top-p": {"top_p": 0.7},
+    "not before": {"min_new_tokens": 30},
+    "no end": {"eos": ()},
+    "one token": {"max_new_tokens": 1},
+    "two ends": {"eos": (1, 7, 12)},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_tokens_are_those_of_generate(name: str) -> None:
+    model = tiny.policy(3).to(DEVICE)
+    wanted = sampling(**{"max_new_tokens": 40, **SETTINGS[name]})
+    theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
+    generation = GraphGeneration(say=pytest.fail)
+    for _ in range(2):  # the second time with what is there
+        same(generation.generate(model, batch(), wanted, SEEDS), theirs)
+
+
+def test_rows_that_ended_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many ends, of 8 rows some stay until the last token."""
+    model = tiny.policy(3).to(DEVICE)
+    wanted = sampling(max_new_tokens=6 * LOOK, eos=(1, 13))
+    theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
+    generation, rows = GraphGeneration(graphs=False), []
+    from wpr.ppo import graph_generation
+
+    advance = graph_generation.State.advance
+    monkeypatch.setattr(
+        graph_generation.State, "advance", lambda self, count, given: (rows.append(count), advance(self, count, given))
+    )
+    same(generation.generate(model, batch(), wanted, SEEDS), theirs)
+    assert rows[0] == 8
+    assert rows[-1] < 8
+    assert rows == sorted(rows, reverse=True)
+
+
+def test_a_new_policy_is_seen() -> None:
+    """An optimizer step changes weights in place; another batch, other lengths and another model come after it."""
+    model, generation = tiny.policy(3).to(DEVICE), GraphGeneration(say=pytest.fail)
+    wanted = sampling(max_new_tokens=20)
+    before = generation.generate(model, batch(), wanted, SEEDS)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE))
+    after = generation.generate(model, batch(), wanted, SEEDS)
+    same(after, TransformersGeneration().generate(model, batch(), wanted, SEEDS))
+    assert not torch.equal(before.tokens, after.tokens)
+    for rows, tokens, policy in ((ROWS[:3], 20, model), (ROWS * 2, 50, model), (ROWS, 8, tiny.policy(5).to(DEVICE))):
+        wanted, seeds = sampling(max_new_tokens=tokens), list(range(len(rows)))
+        theirs = TransformersGeneration().generate(policy, batch(rows), wanted, seeds)
+        same(generation.generate(policy, batch(rows), wanted, seeds), theirs)
+
+
+def test_under_autocast_a_copy_is_refreshed() -> None:
+    """In its precision; the policy itself stays as it is."""
+    model, generation = tiny.policy(3, tie_word_embeddings=True).to(DEVICE), GraphGeneration(say=pytest.fail)
+    wanted = sampling(max_new_tokens=20)
+    for _ in range(2):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
+            ours = generation.generate(model, batch(), wanted, SEEDS)
+        share = (ours.tokens == theirs.tokens)[ours.mask & theirs.mask].float().mean()
+        assert share > 0.9  # a sum in another order rounds otherwise in bf16, and a token at the edge is another one
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_with_an_adapter() -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny.policy(3), adapter).to(DEVICE).eval()
+    theirs = TransformersGeneration().generate(model, batch(), sampling(max_new_tokens=20), SEEDS)
+    same(GraphGeneration(say=pytest.fail).generate(model, batch(), sampling(max_new_tokens=20), SEEDS), theirs)
+
+
+def test_logits_that_are_no_distribution() -> None:
+    model = tiny.policy(3).to(DEVICE)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[20] = torch.nan
+    with pytest.raises(GenerationError, match="token 0 of response 5"):
+        GraphGeneration().generate(model, batch(), sampling(), SEEDS)
+
+
+def test_a_model_that_cannot_is_said_once() -> None:
+    model, said = tiny.policy(3).to(DEVICE), []
+    model.set_attn_implementation("eager")
+    generation = GraphGeneration(say=said.append)
+    for _ in range(2):
+        ours = generation.generate(model, batch(), sampling(), SEEDS)
+    same(ours, TransformersGeneration().generate(model, batch(), sampling(), SEEDS))
+    assert said == ["responses are drawn by transformers' generate: its attention is eager, not sdpa"]
+
+
+def test_windows() -> None:
+    from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    assert why_not(model, 16) is None
+    assert why_not(model, 17) == "17 tokens are more than a layer's window of 16"
+    wanted = sampling(max_new_tokens=7)
+    theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
+    same(GraphGeneration(say=pytest.fail).generate(model, batch(), wanted, SEEDS), theirs)
