@@ -80,6 +80,7 @@ def train_sequence(job: tuple[str, float, int]) -> tuple[int, str, float, dict[s
     with tempfile.TemporaryDirectory() as folder:
         reference = untrained(seed, folder)
         trainer = tiny.trainer(folder, "grpo", copy.deepcopy(reference), parts, seed=seed, **SEQUENCE, **settings)
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
     scores = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     reached = (5 + n for n in range(len(scores) - 4) if statistics.fmean(scores[n : n + 5]) >= 4)
@@ -208,6 +209,7 @@ def sequence_noise(seed: int, count: int) -> dict[str, dict[str, float]]:
         )
 
     trained = make("exact-reward", tiny.counts_w7, max_steps=30)
+    trained.remove_callback(transformers.PrinterCallback)
     trained.train()
     return noise_of(make, trained.model.state_dict(), batches)
 

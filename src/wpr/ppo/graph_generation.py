@@ -18,6 +18,7 @@ for every token; its arithmetic is the same.
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -74,15 +75,18 @@ AttentionInterface.register(ATTENTION, grouped_attention)
 
 
 class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values ``(B, heads, C, d)`` of a layer: a prompt is written at the start, a token at the slot."""
+    """Keys and values ``(B, heads, C, d)`` of a layer: a prompt is written at the start, a token at the slot ``(1,)``,
+    which is a tensor that all layers share.
+    """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, batch: int, places: int, slot: Tensor) -> None:
         super().__init__()
-        self.state = state
+        self.batch, self.places, self.slot = batch, places, slot
+        self.reading = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (
-            states.new_zeros(self.state.batch, states.shape[1], self.state.places, states.shape[3])
+            states.new_zeros(self.batch, states.shape[1], self.places, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -91,12 +95,12 @@ class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, length = key_states.shape[0], key_states.shape[2]
-        if self.state.reading:
+        if self.reading:
             self.keys[:rows, :, :length], self.values[:rows, :, :length] = key_states, value_states
             return key_states, value_states
         keys, values = self.keys[:rows], self.values[:rows]
-        keys.index_copy_(2, self.state.slot, key_states)
-        values.index_copy_(2, self.state.slot, value_states)
+        keys.index_copy_(2, self.slot, key_states)
+        values.index_copy_(2, self.slot, value_states)
         return keys, values
 
     def keep(self, rows: Tensor) -> None:
@@ -105,13 +109,13 @@ class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
             states[: len(rows)] = states[rows]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.state.places, 0
+        return self.places, 0
 
     def get_seq_length(self, *_: Any) -> int:
         return 0  # positions and masks are given
 
     def get_max_length(self) -> int:
-        return self.state.places
+        return self.places
 
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
@@ -121,13 +125,12 @@ class State:
 
     def __init__(self, model: Any, batch: int, places: int, length: int, device: torch.device) -> None:
         self.model, self.batch, self.places, self.length = model, batch, places, length
-        layers = model.config.get_text_config().num_hidden_layers
-        self.cache = Cache(layers=[FixedLayer(self) for _ in range(layers)])
-        self.reading = False
         self.ids = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.held = torch.zeros(batch, 1, 1, places, dtype=torch.bool, device=device)
         self.slot, self.step = torch.zeros(2, 1, dtype=torch.long, device=device)
+        layers = model.config.get_text_config().num_hidden_layers
+        self.cache = Cache(layers=[FixedLayer(batch, places, self.slot) for _ in range(layers)])
         self.uniforms = torch.zeros(batch, length, dtype=torch.float64, device=device)
         self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
@@ -160,13 +163,20 @@ class State:
         causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         # Padding attends to itself: with nothing to attend to it would be NaN, and a masked NaN is still one.
         allowed = (causal & mask.unsqueeze(1)) | torch.eye(length, dtype=torch.bool, device=ids.device)
-        self.reading = True
-        try:
-            positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
-            logits = self._logits(ids, allowed.unsqueeze(1), positions)
-        finally:
-            self.reading = False
+        with self._reading():
+            logits = self._logits(ids, allowed.unsqueeze(1), (mask.long().cumsum(-1) - 1).clamp_min(0))
         self._draw(logits, rows, sampling)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """For the duration, keys and values that come are those of prompts."""
+        for layer in self.cache.layers:
+            layer.reading = True
+        try:
+            yield
+        finally:
+            for layer in self.cache.layers:
+                layer.reading = False
 
     def advance(self, rows: int, sampling: Sampling) -> None:
         """One more token of the first ``rows`` rows."""
@@ -227,7 +237,7 @@ class State:
             values.copy_(old)
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool), precision():
+        with _no_garbage(), torch.cuda.graph(graph, pool=self.pool), precision():
             self.advance(rows, sampling)
         return graph
 
@@ -389,6 +399,19 @@ def _bucket(rows: int, batch: int) -> int:
     while batch > 1 and (batch + 1) // 2 >= rows:
         batch = (batch + 1) // 2
     return batch
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect it now, and none for the duration: a graph that is destroyed while another is captured breaks that."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 KERNEL_COST_BYTES = 640 << 20
 """Costs that exist at a time on a GPU: two thousand positions of 258 entries."""
 
+LOSS_COST_BYTES = 128 << 20
+"""The same for losses, which are taken while the activations of a training step fill the memory."""
+
 
 Solved = tuple[Solution, tuple[Solution, Solution] | None]
 """The transport between policy and reference, and those of each to itself."""
@@ -198,14 +201,19 @@ class Wasserstein(Combinable):
         from wpr.transport.kernels.losses import SupportLoss
 
         reduced, _ = self.reduce_by_kernels(policy_logits, reference_logits, policy_logits.argmax(-1))
-        return SupportLoss.measure(reduced, self.penalties(reduced.support)[0])
+        return SupportLoss.measure(reduced, self.penalties(reduced.support, LOSS_COST_BYTES)[0])
 
     @torch.no_grad()
-    def penalties(self, support: Support) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each."""
+    def penalties(
+        self, support: Support, cost_bytes: int = KERNEL_COST_BYTES
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Penalties of all support entries ``(P, n)``, the divergence ``(P,)``, and diagnostics ``(P,)`` each.
+
+        cost_bytes: that costs may take at a time, by the kernels.
+        """
         rows, n = support.ids.shape
         if self.uses_kernels(support.log_policy):
-            step = max(1, KERNEL_COST_BYTES // (n * (n + 16) * 4))
+            step = max(1, cost_bytes // (n * (n + 16) * 4))
         else:
             step = chunk_size(n, support.log_policy.element_size(), support.ids.device)
             # The gathered embeddings of a chunk count too, where they are wide.
