@@ -20,7 +20,9 @@ import transformers
 from tests.ppo import tiny
 from wpr.pipeline.stage import leave_launch
 from wpr.ppo import PPOTrainer, TransformersGeneration
-from wpr.ppo.rollout import Responses
+from wpr.ppo.generation import Sampling
+from wpr.ppo.graph_generation import GraphGeneration
+from wpr.ppo.rollout import Prompts, Responses
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -77,7 +79,11 @@ def train(arguments: list[str]) -> None:
     )
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--silent-rank", type=int, help="a process whose responses are all empty")
+    parser.add_argument("--copied", action="store_true", help="responses are drawn from a whole copy of the policy")
+    parser.add_argument("--sharded-draw", action="store_true", help="instead of training: see `sharded_draw`")
     options = parser.parse_args(arguments)
+    if options.sharded_draw:
+        return sharded_draw(options.folder)
     if "deepspeed" in options.settings:
         communicate_without_compiling()
     parts: dict[str, Any] = {"callbacks": [Pause(options.pause)], "train_dataset": tiny.prompts(options.prompts)}
@@ -85,6 +91,8 @@ def train(arguments: list[str]) -> None:
         parts["eval_dataset"] = tiny.prompts(5)
     if options.silent_rank is not None and int(os.environ["RANK"]) == options.silent_rank:
         parts["generation"] = Silent()
+    if options.copied:
+        parts["generation"] = GraphGeneration(TransformersGeneration(synced=True), say=refuse, graphs=False)
     if options.regularizer == "semantic":
         options.settings.setdefault("beta", 0.1)
     if options.reference:
@@ -103,6 +111,36 @@ def train(arguments: list[str]) -> None:
         state = {"weights": digest(trainer.model) if not trainer.is_deepspeed_enabled else ""}
         (options.folder / "final.json").write_text(json.dumps(state))
     trainer.accelerator.wait_for_everyone()
+
+
+def refuse(message: str) -> None:
+    raise AssertionError(message)
+
+
+def sharded_draw(folder: Path) -> None:
+    """Draw from a policy that FSDP 2 holds in parts, with and without an adapter, and from the same in one piece: each
+    process another number of responses.
+    """
+    from peft import LoraConfig, get_peft_model
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.is_initialized() or torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    found: dict[str, list[Any]] = {}
+    for name, whole in {"plain": wide_policy(), "adapter": get_peft_model(wide_policy(), adapter)}.items():
+        rows = 3 + 2 * rank
+        given = Prompts(torch.tensor([[5, 9, 11]] * rows), torch.ones(rows, 3, dtype=torch.long))
+        settings = (given, Sampling(1.0, 0, 1.0, 0, 12, (1,)), range(len(given)))
+        drawn = TransformersGeneration().generate(whole, *settings)
+        for layer in (*(whole.get_base_model() if name == "adapter" else whole).model.layers, whole):
+            fully_shard(layer)
+        assert all(hasattr(weight, "full_tensor") for weight in whole.parameters())
+        copied = GraphGeneration(say=refuse, graphs=False).generate(whole, *settings)
+        found[name] = [one.tokens[one.mask].tolist() for one in (drawn, copied)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
 def communicate_without_compiling() -> None:

@@ -56,11 +56,11 @@ def test_rows_that_ended_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sampling(max_new_tokens=6 * LOOK, eos=(1, 13))
     theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
     generation, rows = GraphGeneration(graphs=False), []
-    from wpr.ppo import graph_generation
+    from wpr.ppo import fixed_cache
 
-    advance = graph_generation.State.advance
+    advance = fixed_cache.State.advance
     monkeypatch.setattr(
-        graph_generation.State, "advance", lambda self, count, given: (rows.append(count), advance(self, count, given))
+        fixed_cache.State, "advance", lambda self, count, given: (rows.append(count), advance(self, count, given))
     )
     same(generation.generate(model, batch(), wanted, SEEDS), theirs)
     assert rows[0] == 8
@@ -83,23 +83,6 @@ def test_a_new_policy_is_seen() -> None:
         wanted, seeds = sampling(max_new_tokens=tokens), list(range(len(rows)))
         theirs = TransformersGeneration().generate(policy, batch(rows), wanted, seeds)
         same(generation.generate(policy, batch(rows), wanted, seeds), theirs)
-
-
-def test_under_autocast_a_copy_is_refreshed() -> None:
-    """In its precision; the policy itself stays as it is."""
-    model, generation = tiny.policy(3, tie_word_embeddings=True).to(DEVICE), GraphGeneration(say=pytest.fail)
-    wanted = sampling(max_new_tokens=20)
-    for _ in range(2):
-        with torch.autocast(DEVICE, torch.bfloat16):
-            theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
-            ours = generation.generate(model, batch(), wanted, SEEDS)
-        share = (ours.tokens == theirs.tokens)[ours.mask & theirs.mask].float().mean()
-        assert share > 0.9  # a sum in another order rounds otherwise in bf16, and a token at the edge is another one
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE))
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_with_an_adapter() -> None:
@@ -129,16 +112,79 @@ def test_a_model_that_cannot_is_said_once() -> None:
     assert said == ["responses are drawn by transformers' generate: its attention is eager, not sdpa"]
 
 
-def test_windows() -> None:
-    from transformers import AutoModelForCausalLM, Gemma3TextConfig
+SMALL = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
 
-    config = Gemma3TextConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-        num_key_value_heads=2, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("LlamaConfig", {}),
+        ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+        ("Qwen3Config", {}),
+        ("Gemma3TextConfig", {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]}),
+        ("MistralConfig", {"sliding_window": 6}),
+    ],
+)
+def test_architectures(kind: str, settings: dict[str, Any]) -> None:
+    """Responses are longer than the layers' windows, and so is a prompt."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**SMALL, **settings))
+    model = model.to(DEVICE).eval()
+    for wanted in (sampling(max_new_tokens=24), sampling(max_new_tokens=24, top_k=1)):
+        theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
+        same(GraphGeneration(say=pytest.fail).generate(model, batch(), wanted, SEEDS), theirs)
+
+
+def test_layers_of_another_kind() -> None:
+    from transformers import AutoModelForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(**SMALL, attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=64)
+    model = AutoModelForCausalLM.from_config(config)
+    assert "chunked_attention" in config.layer_types
     assert why_not(model, 16) is None
-    assert why_not(model, 17) == "17 tokens are more than a layer's window of 16"
-    wanted = sampling(max_new_tokens=7)
-    theirs = TransformersGeneration().generate(model, batch(), wanted, SEEDS)
-    same(GraphGeneration(say=pytest.fail).generate(model, batch(), wanted, SEEDS), theirs)
+    assert why_not(model, 17) == "Llama4ForCausalLM has layers of another kind (chunked_attention)"
+
+
+def test_what_does_not_fit_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has room for three rows; the next rollout begins with what fitted."""
+    model, said, sizes = tiny.policy(3).to(DEVICE), [], []
+    generation = GraphGeneration(say=said.append)
+    draw = generation.drawer.generate
+
+    def crowded(runs: Any, rows: Any, *others: Any) -> Any:
+        sizes.append(len(rows))
+        if len(rows) > 3:
+            raise torch.OutOfMemoryError
+        return draw(runs, rows, *others)
+
+    monkeypatch.setattr(generation.drawer, "generate", crowded)
+    theirs = TransformersGeneration().generate(model, batch(), sampling(), SEEDS)
+    for _ in range(2):
+        same(generation.generate(model, batch(), sampling(), SEEDS), theirs)
+    assert sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert said == [f"8 responses do not fit the GPU's memory at a time; {rows} are drawn instead" for rows in (4, 2)]
+
+
+@pytest.mark.parametrize(("kept", "stays"), [(0, False), (1e9, True), (None, True)])
+def test_memory_between_rollouts(kept: float | None, stays: bool) -> None:
+    generation = GraphGeneration(kept_bytes=kept)
+    generation.generate(tiny.policy(3).to(DEVICE), batch(), sampling(), SEEDS)
+    assert (generation.drawer.state is not None) == stays
+
+
+def test_compiled() -> None:
+    """What torch.compile makes of the model; here without a compiler, by its tracing alone."""
+    import functools
+
+    from wpr.ppo import fixed_cache
+
+    model, compiling = tiny.policy(3).to(DEVICE), functools.partial(torch.compile, backend="eager", fullgraph=True)
+    theirs = TransformersGeneration().generate(model, batch(), sampling(), SEEDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_cache.torch, "compile", compiling)
+        same(GraphGeneration(compiled=True, graphs=False).generate(model, batch(), sampling(), SEEDS), theirs)

@@ -76,6 +76,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arguments(folder / "later", "--prompts", "24", **LATER),
         arguments(folder / "part", "--prompts", "24", "--resume-from", str(folder / "later" / "checkpoint-8"), **LATER),
         arguments(folder / "silent", "--silent-rank", "1", per_device_train_batch_size=2, max_steps=2),
+        arguments(folder / "sharded", "--sharded-draw"),
     )
     return folder
 
@@ -105,6 +106,15 @@ def test_one_process_without_any_response(launched: Path) -> None:
     assert rows[0]["solver_iterations"] > 0
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["plain", "adapter"])
+def test_a_sharded_policy_is_drawn_from_as_if_whole(launched: Path, kind: str, rank: int) -> None:
+    """FSDP 2's parts are gathered once, into a copy; processes then draw as many responses as they like."""
+    whole, sharded = json.loads((launched / "sharded" / f"rank-{rank}.json").read_text())[kind]
+    assert sharded == whole
+    assert len(whole) > 5
+
+
 def zero(stage: int) -> dict[str, Any]:
     return {
         "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
@@ -119,7 +129,7 @@ def zero(stage: int) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> None:
     """Three steps and more, saved in the middle of a rollout, resumed; the same numbers as one process all the way.
-    Under stage 3 the reference is sharded too.
+    Under stage 3 the reference is sharded too. The resumed run draws from a whole copy of the policy.
     """
     pytest.importorskip("deepspeed")
     wide_policy().save_pretrained(tmp_path / "reference")
@@ -130,7 +140,7 @@ def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> Non
     extra = ["--reference", str(tmp_path / "reference")]
     whole, part = tmp_path / "whole", tmp_path / "part"
     launch(arguments(whole, *extra, **settings))
-    launch(arguments(part, *extra, "--resume-from", str(whole / "checkpoint-3"), **settings))
+    launch(arguments(part, *extra, "--copied", "--resume-from", str(whole / "checkpoint-3"), **settings))
     assert_close(metrics(whole), single, 1e-4)
     assert_close(metrics(part), metrics(whole), 1e-6)
     saved = AutoModelForCausalLM.from_pretrained(part)

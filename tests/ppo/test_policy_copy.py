@@ -1,0 +1,108 @@
+"""The copy that responses are drawn from: the same tokens as from the policy itself."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ppo import tiny
+from tests.ppo.test_generation import sampling
+from tests.ppo.test_graph_generation import DEVICE, SEEDS, batch, same
+from wpr.ppo.generation import TransformersGeneration
+from wpr.ppo.graph_generation import GraphGeneration
+from wpr.ppo.policy_copy import PolicyCopy, needs_copy, why_not_copied
+
+WANTED = sampling(max_new_tokens=20)
+
+
+def changed(model: Any, by: float = 0.2) -> None:
+    """A step of some optimizer."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(by * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE))
+
+
+def with_lora(**settings: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, **settings)
+    return peft.get_peft_model(tiny.policy(3), adapter).to(DEVICE).eval()
+
+
+def test_it_is_refreshed_under_autocast() -> None:
+    """In its precision; the policy itself stays as it is."""
+    model, generation = tiny.policy(3, tie_word_embeddings=True).to(DEVICE), GraphGeneration(say=pytest.fail)
+    for _ in range(2):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            theirs = TransformersGeneration().generate(model, batch(), WANTED, SEEDS)
+            ours = generation.generate(model, batch(), WANTED, SEEDS)
+        share = (ours.tokens == theirs.tokens)[ours.mask & theirs.mask].float().mean()
+        assert share > 0.9  # a sum in another order rounds otherwise in bf16, and a token at the edge is another one
+        changed(model)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_without_autocast_it_is_the_policy(tied: bool) -> None:
+    model = tiny.policy(3, tie_word_embeddings=tied, attention_bias=True).to(DEVICE).to(torch.bfloat16)
+    made = PolicyCopy(model, torch.device(DEVICE)).refresh(model)
+    theirs, ours = (dict(one.state_dict()) for one in (model, made))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours)
+    assert (made.lm_head.weight is made.model.embed_tokens.weight) == tied
+    ids = batch().input_ids
+    assert torch.equal(made(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_is_merged(settings: dict[str, Any]) -> None:
+    policy = with_lora(**settings)
+    model, device = policy.get_base_model(), torch.device(DEVICE)
+    before = copy.deepcopy(policy.state_dict())
+    copied = PolicyCopy(model, device)
+    for _ in range(2):
+        made, ids = copied.refresh(model), batch().input_ids
+        assert not any("lora" in name for name, _ in made.named_modules())
+        torch.testing.assert_close(made(ids).logits, policy(ids).logits, rtol=1e-4, atol=1e-5)
+        changed(policy)
+    with policy.disable_adapter():
+        torch.testing.assert_close(copied.refresh(model)(ids).logits, policy(ids).logits, rtol=1e-4, atol=1e-5)
+    assert policy.state_dict().keys() == before.keys()
+
+
+def test_when() -> None:
+    model, device = tiny.policy(3).to(DEVICE), torch.device(DEVICE)
+    assert not needs_copy(model, device)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert needs_copy(model, device)
+
+
+def test_what_cannot_be_copied() -> None:
+    peft = pytest.importorskip("peft")
+    assert why_not_copied(tiny.policy(3)) is None
+    assert why_not_copied(with_lora().get_base_model()) is None
+    assert why_not_copied(with_lora(use_dora=True).get_base_model()) == (
+        "its adapter (lora) is no plain LoRA, which can be added to weights"
+    )
+    other = peft.get_peft_model(tiny.policy(3), peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[]))
+    assert why_not_copied(other.get_base_model()) == "its adapter (ia3) is no plain LoRA, which can be added to weights"
+    whole = tiny.policy(3)
+    whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.to(torch.uint8), requires_grad=False)
+    assert why_not_copied(whole) == "its weights are quantised"
+    said: list[str] = []
+    with torch.autocast(DEVICE, torch.bfloat16):
+        GraphGeneration(say=said.append).generate(other.to(DEVICE), batch(), WANTED, SEEDS)
+    assert said == [f"responses are drawn by transformers' generate: {why_not_copied(other.get_base_model())}"]
+
+
+def test_it_draws_what_the_adapter_draws() -> None:
+    policy = with_lora()
+    theirs = TransformersGeneration().generate(policy, batch(), WANTED, SEEDS)
+    model = policy.get_base_model()
+    made = PolicyCopy(model, torch.device(DEVICE)).refresh(model)
+    same(GraphGeneration(say=pytest.fail).generate(made, batch(), WANTED, SEEDS), theirs)
