@@ -1,9 +1,10 @@
-"""Where a PPO step's time and memory go, by regularizer, on a real model: the paper's wall-clock table.
+"""Where a PPO step's time and memory go, by regularizer and generation back end, on a real model.
 
     python -m benchmarks.ppo_step [--model models/smollm2] [--prompts 64] [--tokens 128] [--steps 8]
 
-One step is one rollout and one optimizer step. The regularizers take turns within one run, in another order every turn:
-whatever slows the machine down for a while does so for all. Medians over the steps are printed.
+One step is one rollout and one optimizer step. Responses are drawn by what the machine uses by default, and under
+reverse KL by transformers' `generate`, too. All take turns within one run, in another order every turn: whatever slows
+the machine down for a while does so for all. Medians over the steps are printed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 import transformers
 
 from wpr import ReverseKL, Wasserstein
-from wpr.ppo import PPOConfig, PPOTrainer
+from wpr.ppo import PPOConfig, PPOTrainer, TransformersGeneration
 
 SUBJECTS = ["generation", "scoring", "penalty", "reward", "backpropagation"]
 TOPICS = ["the sea", "a lost key", "bread", "winter", "an old train", "music", "a garden", "the moon"]
@@ -47,8 +48,11 @@ def length_reward(prompts: list[Any], responses: list[str], **columns: Any) -> l
     return [len(response) / 100 for response in responses]
 
 
+PLAIN = "reverse-kl, generate"
+
+
 class TakeTurns(transformers.TrainerCallback):
-    """Another regularizer every step, and the wall-clock seconds and peak memory of each."""
+    """Another regularizer or back end every step, and the wall-clock seconds and peak memory of each."""
 
     def __init__(self, kinds: dict[str, Any]) -> None:
         self.kinds = kinds
@@ -59,7 +63,9 @@ class TakeTurns(transformers.TrainerCallback):
         if state.global_step % len(self.kinds) == 0:
             self.order = random.Random(state.global_step).sample(sorted(self.kinds), len(self.kinds))
         self.name = self.order[state.global_step % len(self.kinds)]
-        self.trainer.collector.regularizer = self.kinds[self.name]
+        collector = self.trainer.collector
+        collector.regularizer = self.kinds[self.name]
+        collector.generation = TransformersGeneration() if self.name == PLAIN else self.trainer.generation
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self.start = self._now()
@@ -82,6 +88,7 @@ def run(folder: str, options: argparse.Namespace) -> dict[str, dict[str, list[fl
     policy = policy.to(device)
     semantic = Wasserstein.from_model(policy)
     kinds = {
+        PLAIN: ReverseKL(),
         "reverse-kl": ReverseKL(),
         "wasserstein paper": Wasserstein.from_model(policy, "paper"),
         "wasserstein semantic": semantic,
@@ -99,7 +106,7 @@ def run(folder: str, options: argparse.Namespace) -> dict[str, dict[str, list[fl
         processing_class=transformers.AutoTokenizer.from_pretrained(options.model),
         train_dataset=prompts(options.prompts), callbacks=[turns],
     )  # fmt: skip
-    turns.trainer = trainer
+    turns.trainer, trainer.generation = trainer, trainer.collector.generation
     trainer.console.on_log = lambda *args, **kwargs: None
     trainer.train()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in kinds}
@@ -128,12 +135,12 @@ def main() -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"\n{options.prompts} prompts x {options.tokens} new tokens, {where}; medians of {options.steps} steps")
     heads = [*SUBJECTS, "step", "/ reverse-kl", "peak GB"]
-    print(f"{'seconds':22s}" + "".join(f"{head:>17s}" for head in heads))
+    print(f"{'seconds':26s}" + "".join(f"{head:>17s}" for head in heads))
     base = median(found["reverse-kl"]["step"])
     for name, values in found.items():
         row = [median(values[subject]) for subject in [*SUBJECTS, "step"]]
         row += [row[-1] / base, max(values["memory"])]
-        print(f"{name:22s}" + "".join(f"{value:17.3f}" for value in row))
+        print(f"{name:26s}" + "".join(f"{value:17.3f}" for value in row))
     for name, values in found.items():
         print(f"{name}: steps took {min(values['step']):.3f} to {max(values['step']):.3f} s", end="")
         if "solver_iterations" in values:
