@@ -5,6 +5,7 @@ Notation for shapes: ``p`` positions of a slice, ``P`` of all, ``V`` vocabulary.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +42,15 @@ class LogitsError(FloatingPointError):
         self.model, self.position, self.values = model, position, values
         shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
         super().__init__(f"the {model}'s logits are not a distribution at {count} position(s); the first has {shown}")
+
+
+def reading_once(policy_logits: Tensor, reference_logits: Tensor) -> AbstractContextManager[None]:
+    """A context in which measures and regularizers share one read of these logits, where kernels are used."""
+    if not kernels.chosen(policy_logits.device):
+        return nullcontext()
+    from wpr.transport.kernels.vocabulary import read_once
+
+    return read_once(policy_logits, reference_logits)
 
 
 @torch.no_grad()

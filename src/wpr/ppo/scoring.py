@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from wpr.language_models import Module, as_reference, logits_of, plain_model
-from wpr.ppo.measures import LogitsError, Measures, token_statistics
+from wpr.ppo.measures import LogitsError, Measures, reading_once, token_statistics
 from wpr.regularizers import Regularizer, RegularizerOutput
 from wpr.regularizers.regularizer import TwoPhaseRegularizer
 
@@ -124,7 +124,7 @@ class PositionScorer:
         if self.error is not None or len(tokens) == 0:
             return
         try:
-            with self.timed():
+            with self.timed(), reading_once(policy_logits, reference_logits):
                 self._statistics.append(token_statistics(policy_logits, reference_logits, tokens, first))
                 for name, other in self.eval_regularizers.items():
                     found = other(policy_logits, reference_logits, tokens)

@@ -150,3 +150,30 @@ def test_reverse_kl_of_adversarial_rows(device: str) -> None:
     expected = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
     assert found[4] == torch.inf
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_logits_are_read_once_where_asked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, to the last bit of the log-sum-exps, and one read for all; copies are read by themselves."""
+    from wpr.transport.kernels import divergence, vocabulary
+
+    policy, reference = rows(3, 401, torch.bfloat16, device), rows(3, 401, torch.bfloat16, device, seed=1)
+    apart = divergence.divergence_sums(policy, reference, "kl-and-entropy")
+    statistics = vocabulary.block_statistics(policy, reference, differences=True)
+    reads, read = [], vocabulary._block_statistics
+    monkeypatch.setattr(
+        vocabulary, "_block_statistics", lambda *logits, **options: reads.append(logits) or read(*logits, **options)
+    )
+    with vocabulary.read_once(policy, reference):
+        together = divergence.divergence_sums(policy, reference, "kl-and-entropy")
+        found = vocabulary.block_statistics(policy, reference, differences=True)
+        assert len(reads) == 1
+        vocabulary.block_statistics(policy.clone(), reference)
+        vocabulary.block_statistics(reference, policy)
+        vocabulary.block_statistics(policy)
+        assert len(reads) == 4
+    vocabulary.block_statistics(policy, reference)
+    assert len(reads) == 5
+    for name in ("terms", "offset", "log_policy", "log_reference"):
+        torch.testing.assert_close(getattr(together, name), getattr(apart, name), rtol=1e-6, atol=1e-6)
+    assert torch.equal(found.highest, statistics.highest)
+    assert torch.equal(found.differences, statistics.differences)

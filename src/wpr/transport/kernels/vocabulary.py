@@ -19,7 +19,11 @@ its log-sum-exp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -55,11 +59,41 @@ class BlockStatistics:
     differences: Tensor | None = None
 
 
+_reads: ContextVar[dict[Any, BlockStatistics | None]] = ContextVar("reads")
+
+
+@contextmanager
+def read_once(policy_logits: Tensor, reference_logits: Tensor) -> Iterator[None]:
+    """For the duration these logits ``(P, V)`` are read once, however often they are asked about; they must stay as
+    they are.
+    """
+    token = _reads.set({_place(policy_logits, reference_logits): None})
+    try:
+        yield
+    finally:
+        _reads.reset(token)
+
+
+def _place(*logits: Tensor) -> Any:
+    """The same for the same numbers in memory, while they are held there."""
+    return tuple((part.data_ptr(), part.shape, part.stride(), part.dtype) for part in logits)
+
+
 def block_statistics(*logits: Tensor, differences: bool = False) -> BlockStatistics:
     """The full read of logits ``(P, V)`` in float32, float16 or bfloat16: of one model, or of two.
 
     differences: also those of policy and reference, for `reverse_kl`; both are then read by the same program.
     """
+    reads = _reads.get({})
+    if not reads or (place := _place(*logits)) not in reads:
+        return _block_statistics(*logits, differences=differences)
+    found = reads[place]
+    if found is None:  # with differences, which whoever asks next may want
+        found = reads[place] = _block_statistics(*logits, differences=True)
+    return found
+
+
+def _block_statistics(*logits: Tensor, differences: bool) -> BlockStatistics:
     rows, vocabulary = check_logits(*logits)
     blocks = cdiv(vocabulary, BLOCK)
     highest, total = (
