@@ -195,6 +195,20 @@ def test_a_sum_passes_tokens_on() -> None:
         both.check_tokenizer(tiny.tokenizer())
 
 
+def test_a_class_that_places_on_tokens_that_are_not_there() -> None:
+    class Wide:
+        name = "wide"
+
+        def __call__(self, batch: Completions) -> torch.Tensor:
+            return torch.ones(len(batch))
+
+        def by_token(self, batch: Completions) -> tuple[torch.Tensor, torch.Tensor]:
+            return self(batch), torch.ones(len(batch), 5)
+
+    with pytest.raises(RewardError, match=r"'wide' placed numbers of shape \(2, 5\) on tokens; return 2 rows of 3"):
+        score_by_token(Wide(), completions("bytes", [[70, 71, 72], [70]]))
+
+
 def test_a_reward_that_knows_nothing_of_tokens() -> None:
     class Plain:
         name = "plain"
