@@ -18,6 +18,7 @@ from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
+from wpr.ppo.distributed import EndsInTime
 from wpr.runs.tolerant import Problems, read_lines
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def forget_final_evaluation(path: Path, history: list[dict[str, Any]]) -> None:
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in [*history, *rest]))
 
 
-class Resumable:
+class Resumable(EndsInTime):
     """For TRL's trainers: what they and the Trainer have gathered since the last log goes into checkpoints too.
 
     Without it, the first log after resuming would be a mean over fewer steps than in a run that was not interrupted.
@@ -71,42 +72,45 @@ class Resumable:
         """Train, from the newest whole checkpoint if there is one; if that has all steps, only load it."""
         self._from = usable_checkpoint(checkpoints)
         if self._from is None:
-            self.train()  # type: ignore[attr-defined]
+            self.train()
             return
         logger.info("going on from %s", self._from)
         state = TrainerState.load_from_json(str(self._from / "trainer_state.json"))
         if state.global_step < state.max_steps:
-            self.train(resume_from_checkpoint=str(self._from))  # type: ignore[attr-defined]
+            self.train(resume_from_checkpoint=str(self._from))
+            return
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self.train(resume_from_checkpoint=str(self._from))
         else:
-            self.state = state
-            self._load_from_checkpoint(str(self._from))  # type: ignore[attr-defined]
-            if (gathered := self._gathered()) is not None:
-                self._total_train_tokens = gathered["tokens"]
-                self._restore(gathered)
+            self._load_from_checkpoint(str(self._from))
+        self.state = state
+        if (gathered := self._gathered()) is not None:
+            self._total_train_tokens = gathered["tokens"]
+            self._restore(gathered)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        super()._save_rng_state(output_dir)
         state = {
-            "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},  # type: ignore[attr-defined]
+            "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},
             "tokens": self._total_train_tokens,
-            "loss": self._tr_loss.cpu(),  # type: ignore[attr-defined]
+            "loss": self._tr_loss.cpu(),
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
             **self._own_state(),
         }
-        torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))  # type: ignore[attr-defined]
+        torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if (state := self._gathered()) is not None:
             for mode, lists in state["metrics"].items():
-                self._metrics[mode].update(lists)  # type: ignore[attr-defined]
+                self._metrics[mode].update(lists)
             self._total_train_tokens = state["tokens"]
-            self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
+            self._tr_loss += state["loss"].to(self.args.device)
             self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
             self._globalstep_last_logged: int = state["last_logged"]
             self._restore(state)
         with cudnn_attention_disabled():
-            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+            return super().training_step(*args, **kwargs)
 
     def _own_state(self) -> dict[str, Any]:
         """What a trainer keeps beside its log: tensors, numbers and text."""
@@ -119,10 +123,10 @@ class Resumable:
         """What the checkpoint had gathered, when it is asked for the first time."""
         if self._from is None:
             return None
-        path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None  # type: ignore[attr-defined]
+        path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.args.device)  # type: ignore[attr-defined]
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.args.device)
         return state
 
 
