@@ -183,7 +183,8 @@ def _merge_again(model: Any, adapter: Path) -> Any:
             revision=getattr(plain.config, "_commit_hash", None) or "main",
             dtype=plain.dtype,
         )
-        below.generation_config = plain.generation_config
+        if plain.can_generate():
+            below.generation_config = plain.generation_config
         return PeftModel.from_pretrained(below, adapter).merge_and_unload()
     finally:
         deepspeed._hf_deepspeed_config_weak_ref = settings
