@@ -26,6 +26,7 @@ from wpr.pipeline.arguments import regularizer_settings
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.pipeline.training import (
     MetricsFile,
+    WarmupCheck,
     forget_final_evaluation,
     last_training_log,
     model_metrics,
@@ -65,6 +66,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
     if recipe.trainer == "ppo":
         trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+        trainer.add_callback(WarmupCheck(stage.name))
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
     else:

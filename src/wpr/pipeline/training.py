@@ -46,6 +46,23 @@ class MetricsFile(TrainerCallback):  # type: ignore[misc]
                 file.write(json.dumps(row) + "\n")
 
 
+class WarmupCheck(TrainerCallback):  # type: ignore[misc]
+    """Warns of a warm-up that does not end within training. Both are counted in optimizer steps."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Once the number of steps is known."""
+        warmup = args.get_warmup_steps(state.max_steps)
+        if warmup >= state.max_steps and state.is_world_process_zero:
+            logger.warning(
+                "%s: its warm-up of %d optimizer steps does not end within its %d, so that the learning rate never "
+                "reaches %g; lower warmup_steps, or make it a share of all steps, such as 0.05",
+                self.stage, warmup, state.max_steps, args.learning_rate,
+            )  # fmt: skip
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; what a kill cut off is left out."""
     return read_lines(path, Problems(), lambda row: None, "") if path.exists() else []
@@ -126,7 +143,9 @@ class Resumable(EndsInTime):
         path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.args.device)
+        device = self.args.device
+        place = "cpu" if device.type == "cpu" else device  # of several processes it is cpu:0, which torch.load refuses
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=place)
         return state
 
 
@@ -173,6 +192,7 @@ def train_with_logs(trainer: Any, stage: Stage) -> None:
     console = next((one for one in trainer.callback_handler.callbacks if isinstance(one, ConsoleCallback)), None)
     console = console or show_progress(trainer, stage.name)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+    trainer.add_callback(WarmupCheck(stage.name))
     try:
         trainer.resume(stage.checkpoints)
     finally:

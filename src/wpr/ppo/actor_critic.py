@@ -109,8 +109,8 @@ class ActorCritic(nn.Module):
         if hasattr(self, "critic"):
             yield self.critic
 
-    # What the Trainer, accelerate and DeepSpeed ask a transformers model for. Not get_input_embeddings: accelerate would
-    # give them an FSDP unit of their own, and torch refuses it where the head is tied to them.
+    # What the Trainer, accelerate and DeepSpeed ask a transformers model for. Not get_input_embeddings: accelerate
+    # would give them an FSDP unit of their own, and torch refuses it where the head is tied to them.
 
     @property
     def config(self) -> Any:

@@ -16,12 +16,17 @@ Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
 
 
-def assemble_rewards(scores: Tensor, penalties: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """Reward of each token ``(B, L)``: ``-beta * penalty``, plus the response's score at its last real token.
+def assemble_rewards(
+    scores: Tensor, penalties: Tensor, mask: Tensor, beta: float, penalty_clip: float | None = None
+) -> Tensor:
+    """Reward of each token ``(B, L)``: ``-beta * penalty``, within plus and minus ``penalty_clip`` where that is given,
+    plus the response's score at its last real token.
 
     An empty response has no token that could carry its score; its row is zero.
     """
     rewards = (-beta * penalties).masked_fill(~mask, 0)
+    if penalty_clip is not None:
+        rewards = rewards.clamp(-penalty_clip, penalty_clip)
     rows = mask.any(-1).nonzero().squeeze(-1)
     last = mask.sum(-1)[rows] - 1
     rewards[rows, last] += scores[rows].to(rewards.dtype)

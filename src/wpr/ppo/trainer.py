@@ -206,7 +206,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         scores = self.shaping(result.scores, result.finished, self.sum)
         penalties = result.scatter_to_mask(result.measures.penalty)
         mask = result.mask & ~scores.isnan().unsqueeze(-1)  # what was not scored teaches nothing
-        rewards = assemble_rewards(scores, penalties, mask, beta)
+        rewards = assemble_rewards(scores, penalties, mask, beta, args.penalty_clip)
         advantages, returns = generalized_advantages(rewards, result.values, mask, args.gamma, args.gae_lambda)
         explained = float(explained_variance(result.values, returns, mask, self.sum))
         note_rollout(self.metrics, result, rewards, beta, explained)
