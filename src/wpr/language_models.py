@@ -161,18 +161,38 @@ def whole_embeddings(model: Module, layer: Layer = "input") -> Tensor:
     return whole_weight(getattr(embedding, "original_module", embedding).weight)
 
 
+def is_gathered_to_save(model: nn.Module) -> bool:
+    """Whether `whole_state` has more than the model's own state dict: weights in parts, or those in float32 that
+    DeepSpeed's optimizer keeps in parts beside the ones of half precision.
+    """
+    return is_in_parts(model) or any(map(_has_master, model.parameters()))
+
+
+def _has_master(weight: Tensor) -> bool:
+    kept = hasattr(weight, "_z3_optimizer") or hasattr(weight, "_hp_mapping")  # of ZeRO-3; of ZeRO-1 and 2
+    return kept and weight.dtype != torch.float32
+
+
 def whole_state(model: Module, keep: bool) -> dict[str, Tensor] | None:
-    """The state dict in main memory of a model whose weights are in parts, gathered one at a time. All processes must
-    ask; those that do not ``keep`` it get None. Tied weights are one tensor, as in the model.
+    """The state dict in main memory, gathered one weight at a time, in float32 where DeepSpeed has that: updates that
+    half precision would round away are kept. All processes must ask; those that do not ``keep`` it get None. Tied
+    weights are one tensor, as in the model.
     """
     found: dict[str, Tensor] = {}
     known: dict[int, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in known:
-            whole = whole_weight(tensor)
+            whole = _master(tensor) if _has_master(tensor) else whole_weight(tensor)
             known[id(tensor)] = whole.cpu() if keep else whole.new_empty(0)
         found[name] = known[id(tensor)]
     return found if keep else None
+
+
+def _master(weight: Tensor) -> Tensor:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    found = safe_get_full_fp32_param(weight)
+    return whole_weight(weight) if found is None else found  # none of a weight that is not trained
 
 
 def scalar_head(model: Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from wpr.config.recipe import LoraSettings, ModelSettings
 from wpr.damaged_files import refuse_damaged_model, refuse_unusable_weights
 from wpr.errors import OptionError, UserError, first_line
-from wpr.language_models import is_in_parts, is_peft, plain_model, whole_state
+from wpr.language_models import is_gathered_to_save, is_peft, plain_model, whole_state
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, card: str, *, writes: b
     """
     from transformers.utils import logging as transformers_logging
 
-    in_parts = is_in_parts(model)
-    state = whole_state(model, keep=writes) if in_parts else None
+    gathered = is_gathered_to_save(model)
+    state = whole_state(model, keep=writes) if gathered else None
     if not writes:
         return
     partial = folder.with_name(folder.name + ".partial")
@@ -158,8 +159,11 @@ def save_model(model: Any, tokenizer: Any, folder: Path, card: str, *, writes: b
     transformers_logging.disable_progress_bar()
     if is_peft(model):
         model.save_pretrained(partial / "adapter", state_dict=state)
-        model, state = (_merge_again(model, partial / "adapter") if in_parts else model.merge_and_unload()), None
+        model, state = (_merge_again(model, partial / "adapter") if gathered else model.merge_and_unload()), None
     model.save_pretrained(partial, state_dict=state)
+    if state is not None:  # of what was gathered; it says how the model itself was held
+        path, kind = partial / "config.json", str(next(iter(state.values())).dtype).removeprefix("torch.")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": kind}, indent=2) + "\n", encoding="utf-8")
     refuse_unusable_weights(partial)
     tokenizer.save_pretrained(partial)
     (partial / "README.md").write_text(card, encoding="utf-8")
@@ -181,7 +185,7 @@ def _merge_again(model: Any, adapter: Path) -> Any:
             plain.name_or_path,
             config=plain.config,
             revision=getattr(plain.config, "_commit_hash", None) or "main",
-            dtype=plain.dtype,
+            dtype=torch.float32,
         )
         if plain.can_generate():
             below.generation_config = plain.generation_config

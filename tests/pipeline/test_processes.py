@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.pipeline.command import SMALL, manifest, results, statuses
 from tests.pipeline.processes import Launch
@@ -133,6 +135,21 @@ def test_policies_of_trl_in_parts_are_refused_at_once(how: str, tmp_path: Path) 
     assert launch.wait()[0] == 2
     assert "trainer: grpo cannot train weights that ZeRO-3 or FSDP hold in parts" in " ".join(launch.output.split())
     assert not (tmp_path / "run" / "sft").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW[1:])
+def test_half_precision_is_saved_whole(how: str, tmp_path: Path) -> None:
+    """Updates that bf16 would round away are in what is saved, and are read again."""
+    needs(how)
+    settings = (*SETTINGS, "model.precision=bf16", "ppo.learning_rate=1e-5")
+    Launch(how, tmp_path, "run", "tiny", *settings, "output=run").succeeds()
+    for stage in STAGES:
+        for name, weight in weights(tmp_path / "run", stage).items():
+            assert weight.dtype == torch.float32, f"{stage} {name}"
+            assert not torch.equal(weight, weight.bfloat16().float()), f"{stage} {name}"
+    auto = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "ppo" / "semantic" / "model")
+    assert auto.dtype == torch.float32
 
 
 @pytest.mark.slow
