@@ -184,7 +184,8 @@ class StartingPoint(TrainerCallback):  # type: ignore[misc]
         if not logged or not self.path.exists():
             logger.warning("the checkpoint has no evaluation before the first step; results are without it")
             return {}, []
-        rows = [Response.from_values(json.loads(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
+        rows = [Response.from_values(json.loads(line)) for line in lines]
         return {"before": describe(self.trainer, logged[0], rows)}, rows
 
 
