@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.ppo import tiny
 from wpr.analysis.bert_score import ContextualEncoder
 from wpr.config.recipe import ModelSettings
-from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model
-from wpr.model_loading import check_model, load_causal, load_tokenizer
+from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model, refuse_unusable_weights
+from wpr.model_loading import check_model, load_causal, load_tokenizer, save_model
 from wpr.ppo.parts import load_critic, load_policy
 from wpr.rewards import RewardModel
 
@@ -208,3 +208,30 @@ def test_the_revision_that_is_loaded_is_looked_at(
     (snapshot.with_name("def") / "config.json").write_text("{")
     with pytest.raises(DamagedFileError, match="`hf download some/model --revision v2 --force-download`"):
         load("some/model")
+
+
+@pytest.mark.parametrize("shard_size", ["10MB", "4KB"])
+def test_saved_weights_that_cannot_be_used(shard_size: str, tmp_path: Path) -> None:
+    """Every tensor is looked at, also of the last shard."""
+    model = tiny.policy()
+    model.save_pretrained(tmp_path, max_shard_size=shard_size)
+    refuse_unusable_weights(tmp_path)
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    total = len({name for file in tmp_path.glob("*.safetensors") for name in load_file(file)})
+    whole = load_file(path)
+    name = sorted(whole)[-1]
+    for bad, fault in ((torch.zeros(0), "is empty"), (torch.full((2, 2), torch.nan), "4 of 4 numbers not finite")):
+        save_file({**whole, name: bad}, path, metadata={"format": "pt"})
+        with pytest.raises(DamagedFileError, match=rf"1 of {total} saved tensors cannot be used \({name} .*{fault}"):
+            refuse_unusable_weights(tmp_path)
+
+
+def test_a_model_of_which_weights_are_empty_is_not_saved(tmp_path: Path) -> None:
+    """What was there before stays."""
+    model, tokenizer = tiny.policy(), tiny.tokenizer()
+    save_model(model, tokenizer, tmp_path / "model", "card")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    model.get_output_embeddings().weight.data = torch.zeros(0)
+    with pytest.raises(DamagedFileError, match="the stage is not done"):
+        save_model(model, tokenizer, tmp_path / "model", "card")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before

@@ -52,6 +52,31 @@ def refuse_damaged_model(name: str, revision: str | None = None) -> None:
     )
 
 
+def refuse_unusable_weights(folder: Path) -> None:
+    """Refuse a model that was just saved with tensors that are empty, as weights are that were not gathered, or not
+    finite. Every number is read.
+    """
+    from safetensors import safe_open
+
+    weights = weights_file(folder)
+    files = [] if weights is None else _shards(weights) or [weights]
+    found, total = [], 0
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                tensor, total = file.get_tensor(name), total + 1
+                if not tensor.numel():
+                    found.append(f"{name} is empty")
+                elif not tensor.isfinite().all():
+                    found.append(f"{name} has {int((~tensor.isfinite()).sum())} of {tensor.numel()} numbers not finite")
+    if found or not total:
+        raise DamagedFileError(
+            f"{folder}: {len(found)} of {total} saved tensors cannot be used"
+            f"{f' ({found[0]})' if found else ''}; the stage is not done. If numbers are not finite, lower its "
+            "learning_rate and start it again; its checkpoints are as they were"
+        )
+
+
 def weights_file(folder: Path) -> Path | None:
     """The file that the weights of a model or adapter are read from, which may be an index of shards."""
     names = ADAPTER_WEIGHTS if (folder / "adapter_config.json").is_file() else WEIGHTS

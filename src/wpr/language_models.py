@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from wpr.transport.geometry import Layer, input_embeddings, output_embeddings
+
 Module = Any
 """A transformers model or a part of one: their attributes are known only when the program runs."""
 
@@ -127,8 +129,70 @@ def position_limit(model: Module) -> int | None:
 
 
 def is_partitioned(model: nn.Module) -> bool:
-    """Whether DeepSpeed ZeRO-3 holds the weights in parts, so that they are empty outside its engine."""
+    """Whether DeepSpeed ZeRO-3 holds the weights in parts, so that they are empty outside its engine; see
+    `is_in_parts`.
+    """
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def is_in_parts(model: nn.Module) -> bool:
+    """Whether this process holds a part of the weights only: under ZeRO-3 or FSDP 2."""
+    return any(hasattr(weight, "ds_id") or hasattr(weight, "full_tensor") for weight in model.parameters())
+
+
+def whole_weight(weight: Tensor) -> Tensor:
+    """A weight itself, or a copy that is gathered where ZeRO-3 or FSDP 2 hold it in parts. All processes must ask."""
+    if hasattr(weight, "full_tensor"):
+        return weight.detach().full_tensor()  # type: ignore[attr-defined, no-any-return]
+    if not hasattr(weight, "ds_id"):
+        return weight.detach()
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([weight]):
+        return weight.detach().clone()
+
+
+def whole_embeddings(model: Module, layer: Layer = "input") -> Tensor:
+    """The input or output embeddings ``(V, d)``, see `whole_weight`."""
+    (input_embeddings if layer == "input" else output_embeddings)(model)  # refuses a model that has none
+    embedding = model.get_input_embeddings() if layer == "input" else model.get_output_embeddings()
+    # A policy that is its own reference may train a copy of its embeddings beside the original (PEFT's
+    # modules_to_save).
+    return whole_weight(getattr(embedding, "original_module", embedding).weight)
+
+
+def is_gathered_to_save(model: nn.Module) -> bool:
+    """Whether `whole_state` has more than the model's own state dict: weights in parts, or those in float32 that
+    DeepSpeed's optimizer keeps in parts beside the ones of half precision.
+    """
+    return is_in_parts(model) or any(map(_has_master, model.parameters()))
+
+
+def _has_master(weight: Tensor) -> bool:
+    kept = hasattr(weight, "_z3_optimizer") or hasattr(weight, "_hp_mapping")  # of ZeRO-3; of ZeRO-1 and 2
+    return kept and weight.dtype != torch.float32
+
+
+def whole_state(model: Module, keep: bool) -> dict[str, Tensor] | None:
+    """The state dict in main memory, gathered one weight at a time, in float32 where DeepSpeed has that: updates that
+    half precision would round away are kept. All processes must ask; those that do not ``keep`` it get None. Tied
+    weights are one tensor, as in the model.
+    """
+    found: dict[str, Tensor] = {}
+    known: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in known:
+            whole = _master(tensor) if _has_master(tensor) else whole_weight(tensor)
+            known[id(tensor)] = whole.cpu() if keep else whole.new_empty(0)
+        found[name] = known[id(tensor)]
+    return found if keep else None
+
+
+def _master(weight: Tensor) -> Tensor:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    found = safe_get_full_fp32_param(weight)
+    return whole_weight(weight) if found is None else found  # none of a weight that is not trained
 
 
 def scalar_head(model: Module) -> nn.Module:
@@ -152,7 +216,7 @@ def _tokens_to_try(plain: Module) -> Tensor:
     """A few tokens ``(1, 6)``, none of them padding."""
     padding = plain.config.get_text_config().pad_token_id
     known = [token for token in range(8) if token != padding][:6]
-    vocabulary = plain.get_input_embeddings().weight.shape[0]
+    vocabulary = plain.config.get_text_config().vocab_size
     return torch.tensor([known], device=plain.device).clamp_max(vocabulary - 1)
 
 

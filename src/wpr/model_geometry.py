@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from wpr.errors import OptionError
+from wpr.language_models import whole_embeddings
 from wpr.other_embeddings import TokenEmbeddings, map_tokens, other_embeddings
 from wpr.regularizers.regularizer import Regularizer
 from wpr.regularizers.spec import OUTPUT, GeometrySpec, RegularizerSpec
-from wpr.transport.geometry import TokenGeometry, input_embeddings, output_embeddings
+from wpr.transport.geometry import TokenGeometry, input_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,11 @@ def regularizer_on(
 def token_embeddings(reference: Any, embeddings: str | None, say: Callable[[str], None]) -> TokenEmbeddings:
     """The embeddings that `GeometrySpec.embeddings` names. say: as of `regularizer_on`."""
     if embeddings is None:
-        return TokenEmbeddings(input_embeddings(reference))
+        return TokenEmbeddings(whole_embeddings(reference))
     if embeddings != OUTPUT:
         return other_embeddings(embeddings, reference, say)
-    weight = output_embeddings(reference)
-    if weight.data_ptr() == input_embeddings(reference).data_ptr():
+    weight = whole_embeddings(reference, "output")
+    if reference.get_output_embeddings().weight is reference.get_input_embeddings().weight:
         say("embeddings=output are the input embeddings: the model ties them.")
     return TokenEmbeddings(weight)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from wpr.config.recipe import LoraSettings, ModelSettings
-from wpr.damaged_files import refuse_damaged_model
+from wpr.damaged_files import refuse_damaged_model, refuse_unusable_weights
 from wpr.errors import OptionError, UserError, first_line
-from wpr.language_models import is_peft
+from wpr.language_models import is_gathered_to_save, is_peft, plain_model, whole_state
 
 logger = logging.getLogger(__name__)
 
@@ -140,22 +141,54 @@ def lora_config(lora: LoraSettings | None, task: str) -> Any:
     )
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
-    """Write weights, tokenizer and card beside ``folder`` and move them there in one step. An adapter is merged in, and
-    also kept by itself, in ``adapter/``.
+def save_model(model: Any, tokenizer: Any, folder: Path, card: str, *, writes: bool = True) -> None:
+    """Write weights, tokenizer and card beside ``folder``, look at the weights, and move them there in one step. An
+    adapter is merged in, and also kept by itself, in ``adapter/``.
+
+    writes: whether this process does; all must call, since weights that are in parts are gathered from all.
     """
     from transformers.utils import logging as transformers_logging
 
+    gathered = is_gathered_to_save(model)
+    state = whole_state(model, keep=writes) if gathered else None
+    if not writes:
+        return
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     transformers_logging.disable_progress_bar()
     if is_peft(model):
-        model.save_pretrained(partial / "adapter")
-        model = model.merge_and_unload()
-    model.save_pretrained(partial)
+        model.save_pretrained(partial / "adapter", state_dict=state)
+        model, state = (_merge_again(model, partial / "adapter") if gathered else model.merge_and_unload()), None
+    model.save_pretrained(partial, state_dict=state)
+    if state is not None:  # of what was gathered; it says how the model itself was held
+        path, kind = partial / "config.json", str(next(iter(state.values())).dtype).removeprefix("torch.")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": kind}, indent=2) + "\n", encoding="utf-8")
+    refuse_unusable_weights(partial)
     tokenizer.save_pretrained(partial)
     (partial / "README.md").write_text(card, encoding="utf-8")
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
+
+
+def _merge_again(model: Any, adapter: Path) -> Any:
+    """The model below an adapter, loaded again, whole, with the adapter merged in: below it nothing was trained."""
+    from peft import PeftModel
+    from transformers.integrations import deepspeed
+
+    plain = plain_model(model)
+    settings = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()  # it would have ZeRO-3 take the copy apart as well
+    try:
+        below = type(plain).from_pretrained(
+            plain.name_or_path,
+            config=plain.config,
+            revision=getattr(plain.config, "_commit_hash", None) or "main",
+            dtype=torch.float32,
+        )
+        if plain.can_generate():
+            below.generation_config = plain.generation_config
+        return PeftModel.from_pretrained(below, adapter).merge_and_unload()
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = settings

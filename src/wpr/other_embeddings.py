@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wpr.language_models import whole_embeddings
 from wpr.model_loading import load_any_model, load_any_tokenizer
-from wpr.transport.geometry import input_embeddings
 
 SETTING = "embeddings"
 FRAGMENT = "\ufffd"
@@ -66,9 +66,9 @@ def other_embeddings(name: str, reference: Any, say: Callable[[str], None]) -> T
     """The input embeddings of the model ``name``, a language model or an encoder, for ``reference``'s tokens. say: told
     how many cannot be mapped.
     """
-    rows = len(input_embeddings(reference))
+    rows = len(whole_embeddings(reference))
     mapping = map_tokens(name, reference.name_or_path)
-    weight = input_embeddings(load_any_model(name, SETTING)).float()
+    weight = whole_embeddings(load_any_model(name, SETTING)).float()
     if mapping is None:
         if len(weight) < rows:
             raise ValueError(

@@ -81,6 +81,21 @@ def test_tldr() -> None:
     assert (other.chosen, other.rejected, other.demonstrated) == ("a", "b", None)
 
 
+def test_tldr_as_the_released_code_words_it() -> None:
+    made = row("tldr", files.TLDR, fidelity="released")
+    info = files.TLDR["info"]
+    assert made.prompt == f"POST\nSubreddit: r/{info['subreddit']}\n{info['post'].strip()}\nTL;DR:"
+    assert (made.chosen, made.rejected) == (row("tldr", files.TLDR).chosen, row("tldr", files.TLDR).rejected)
+
+
+def test_all_solutions_of_apps() -> None:
+    record = {**files.APPS, "solutions": json.dumps(["print(1)", "print(2)", "", None, "print(3)"])}
+    made = row("apps", record, fidelity="released")
+    assert (made.chosen, made.more) == ("print(1)", ("print(2)", "print(3)"))
+    assert row("apps", record).more == ()
+    assert made.digest() != row("apps", record).digest()
+
+
 def test_news_articles_are_another_task() -> None:
     assert make_row(files.NEWS, "f:1", DataSettings("tldr")) is None
 

@@ -44,6 +44,24 @@ def test_a_repeated_demonstration_is_learnt_once() -> None:
     assert (report.kept, report.repeated) == (5, 3)
 
 
+def test_every_demonstration_of_a_row_is_learnt() -> None:
+    made = encoder()
+    rows, report = sft_rows([Row("POST: x\n\nTL;DR:", "a", more=("b", "a", "c"))], made)
+    assert [made.tokenizer.decode(row["input_ids"]).rpartition(":")[2] for row in rows] == [
+        " a<eos>",
+        " b<eos>",
+        " c<eos>",
+    ]
+    assert (report.rows, report.kept, report.repeated) == (4, 3, 1)
+
+
+def test_prompts_may_be_repeated_for_ppo() -> None:
+    rows, report = ppo_rows(ROWS, encoder(), repeats=True)
+    assert [row["level"] for row in rows] == [1, 2, 3, 4]
+    assert (report.kept, report.repeated) == (4, 0)
+    assert [row["level"] for row in ppo_rows(ROWS, encoder())[0]] == [1, 2, 4]
+
+
 def test_reward_rows() -> None:
     made = encoder()
     tie = Row("POST: x\n\nTL;DR:", "same", "same ")

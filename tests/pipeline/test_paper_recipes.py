@@ -1,4 +1,4 @@
-"""The shipped recipes of the paper's experiments, against the paper's own tables, written out here.
+"""The shipped recipes of the paper's experiments, against the paper's own tables and its sources, written out here.
 
 What is compared is what `--dry-run` prints: the arguments of the trainers and the resolved regularizer of every policy.
 """
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
+from transformers import get_scheduler
 
 from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import find_recipe, load_recipe, shipped_recipes
+from wpr.config.yaml_file import parse_value
 from wpr.pipeline.arguments import make_config, trainer_arguments
 from wpr.pipeline.doctor import examine_recipe
 from wpr.pipeline.plan_view import resolved
@@ -32,29 +35,55 @@ MODELS = {
 }
 PAPER = list(MODELS)
 
-# Appendix, "Supervised Fine-Tuning": batch 512, 5e-5, cosine, warmup ratio 0.1, 3 epochs.
-SFT = {"batch": 512, "learning_rate": 5e-5, "lr_scheduler_type": "cosine", "warmup_steps": 0.1, "num_train_epochs": 3}
-# "Reward Model Training": batch 64, 1e-5, cosine, warmup ratio 0.1, one epoch.
-REWARD = {"batch": 64, "learning_rate": 1e-5, "lr_scheduler_type": "cosine", "warmup_steps": 0.1, "num_train_epochs": 1}
-# "Policy Optimization with PPO" and the table of PPO's hyperparameters; one clip ratio for policy and value.
-PPO = {
-    "batch": 256,
-    "learning_rate": 1.5e-5,
-    "critic_learning_rate": 1.5e-5,
-    "num_train_epochs": 1,
-    "ppo_epochs": 1,
-    "num_minibatches": 1,
-    "clip_range": 0.2,
-    "value_clip_range": 0.2,
-    "gae_lambda": 0.95,
-    "gamma": 1.0,
-    "max_prompt_length": 512,
-    "max_new_tokens": 256,
-    "warmup_steps": 200,
-    "temperature": 0.8,
-    "top_p": 1.0,
-    "top_k": 50,
+NAMES = {"Gemma-2B": ["tldr-gemma-2b", "hh-gemma-2b"], "Gemma-7B": ["tldr-gemma-7b"], "Qwen": ["hh-qwen1.5-1.8b-chat"]}
+NAMES |= {"APPS": ["apps-codegemma-7b"]}
+
+# The sources, written out a second time: what docs/recipes.md calls "source" is held against it.
+# Appendix, "Supervised Fine-Tuning" and "Reward Model Training": the sizes, cosine, warmup ratio 0.1. Released commands
+# and code: Adam's betas (0.9, 0.95), weight decay. MA-RLHF's table: Gemma-7B ("others") and CodeGemma-7B.
+SFT = {"lr_scheduler_type": "cosine", "adam_beta2": 0.95, "weight_decay": 0.01}
+SFT_OF = {
+    "Gemma-2B": {"batch_size": 512, "learning_rate": 5e-5, "num_train_epochs": 3, "warmup_steps": 0.1},
+    "Gemma-7B": {"batch_size": 128, "learning_rate": 2e-5, "num_train_epochs": 1, "warmup_steps": 0.1},
+    "APPS": {"batch_size": 32, "learning_rate": 2e-6, "num_train_epochs": 1, "warmup_steps": 0},
 }
+REWARD = {
+    "num_train_epochs": 1, "lr_scheduler_type": "cosine", "warmup_steps": 0.1, "adam_beta2": 0.95, "weight_decay": 0.1,
+}  # fmt: skip
+REWARD_OF = {
+    "Gemma-2B": {"batch_size": 64, "learning_rate": 1e-5},
+    "Gemma-7B": {"batch_size": 128, "learning_rate": 1e-6},
+}
+# "Policy Optimization with PPO" and the table of PPO's hyperparameters, one clip ratio for policy and value; of the
+# released code the schedule, Adam, advantages that are not whitened, and what is clipped.
+PPO = {
+    "num_train_epochs": 1, "ppo_epochs": 1, "num_minibatches": 1, "clip_range": 0.2, "value_clip_range": 0.2,
+    "gae_lambda": 0.95, "gamma": 1.0, "top_p": 1.0, "lr_scheduler_type": "linear", "adam_beta2": 0.95,
+    "weight_decay": 0.1, "whiten_advantages": False, "reward_clip": 2.5,
+}  # fmt: skip
+LARGE = {
+    "batch_size": 256, "max_prompt_length": 512, "max_new_tokens": 256, "temperature": 0.8, "top_k": 50,
+    "warmup_steps": 200,
+}  # fmt: skip
+PPO_OF = {
+    "Gemma-2B": LARGE | {"learning_rate": 1.5e-5, "critic_learning_rate": 1.5e-5},
+    "Gemma-7B": LARGE | {"learning_rate": 1e-6, "critic_learning_rate": 1e-6},
+    "APPS": {
+        "batch_size": 16, "max_prompt_length": 600, "max_new_tokens": 512, "temperature": 1.0, "top_k": 5,
+        "warmup_steps": 20, "learning_rate": 5e-7, "critic_learning_rate": 5e-5,
+    },
+}  # fmt: skip
+OTHERS = {"split.sft": 0.2, "split.by": "comparison", "data.fidelity": "released", "evaluation.prompts": 2000}
+OTHERS_OF = {
+    "Gemma-2B": {"split.reward": 0.4, "split.ppo": 0.4, "data.max_prompt_tokens": 512,
+                 "data.max_completion_tokens": 256},
+    "APPS": {"split.reward": 0.0, "split.ppo": 0.8, "data.max_prompt_tokens": 600, "data.max_completion_tokens": 512},
+}  # fmt: skip
+PENALTY_CLIP = 2.5  # of the f-divergences
+DEPARTURES = {"split.by": "prompt", "ppo.warmup_steps": 0.05}
+"""What the recipes have in the place of the source's, where they differ; the latter not for APPS."""
+# Rows of the training files (the paper's numbers), PPO's share, and so the optimizer steps of its one epoch.
+STEPS = {"tldr": (93_000, 0.4, 145), "full-hh": (112_000, 0.4, 175), "apps": (5_000, 0.8, 250)}
 # The table of beta by divergence: TL;DR, HH-RLHF.
 BETA = {
     "rkl": (0.005, 0.001),
@@ -134,12 +163,6 @@ def dry_run(name: str) -> dict[str, Any]:
     return stages
 
 
-def table(arguments: dict[str, Any], names: dict[str, Any], processes: int = 1) -> dict[str, Any]:
-    """The arguments of these names, and the batch that they make up."""
-    batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * processes
-    return {name: batch if name == "batch" else arguments[name] for name in names}
-
-
 def ablations(name: str) -> dict[str, dict[str, Any]]:
     return ABLATIONS | EMBEDDINGS[name] if name in EMBEDDINGS else {}
 
@@ -150,14 +173,59 @@ def beta(name: str, policy: str) -> float:
     return BETA[OURS.get(policy, policy)][1 if MODELS[name][1] == "full-hh" else 0]
 
 
+def kind(name: str) -> str:
+    """What tables call a recipe."""
+    return next(kind for kind, names in NAMES.items() if name in names)
+
+
+def sources(name: str) -> dict[str, Any]:
+    """All that the sources say of a recipe, by dotted setting."""
+    like = "Gemma-2B" if kind(name) == "Qwen" else kind(name)
+    found = OTHERS | (OTHERS_OF["APPS"] if like == "APPS" else OTHERS_OF["Gemma-2B"])
+    found |= {f"sft.{key}": value for key, value in (SFT | SFT_OF[like]).items()}
+    found |= {f"ppo.{key}": value for key, value in (PPO | PPO_OF[like]).items()}
+    found |= {f"policies.{policy}.ppo.penalty_clip": PENALTY_CLIP for policy in F_DIVERGENCES}
+    if like != "APPS":
+        found |= {f"reward.{key}": value for key, value in (REWARD | REWARD_OF[like]).items()}
+    return found
+
+
+def documented() -> dict[str, dict[str, tuple[Any, Any, str]]]:
+    """The table of docs/recipes.md, by recipe and setting: the source's value, the recipe's, and why they differ."""
+    found: dict[str, dict[str, tuple[Any, Any, str]]] = {name: {} for name in PAPER}
+    row = re.compile(r"\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|")
+    for line in (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8").splitlines():
+        if (cells := row.fullmatch(line)) is None or not cells[2].startswith(("all", *NAMES)):
+            continue
+        setting, whose, source, here, why = (cell.strip() for cell in cells.groups())
+        everyone = [name for name in NAMES if whose != "all but APPS" or name != "APPS"]
+        kinds = everyone if whose.startswith("all") else whose.split(", ")
+        for name in (name for one in kinds for name in NAMES[one]):
+            assert setting not in found[name], f"{setting} of {name} twice"
+            found[name][setting] = (parse_value(source), parse_value(here), why)
+    return found
+
+
 @pytest.mark.parametrize("name", PAPER)
-def test_model_data_and_split(name: str) -> None:
+def test_the_documented_settings_are_the_sources_and_the_recipe_s(name: str) -> None:
+    """Both columns; a reason stands where they differ, and only there."""
+    table, wanted, values = documented()[name], sources(name), shipped(name).as_dict()
+    departures = {key: value for key, value in DEPARTURES.items() if kind(name) != "APPS" or key == "split.by"}
+    assert table.keys() == wanted.keys()
+    for setting, (source, here, why) in table.items():
+        assert source == wanted[setting], setting
+        assert here == departures.get(setting, wanted[setting]), setting
+        assert bool(why) == (setting in departures), setting
+        found = values
+        for part in setting.split("."):
+            found = found[part]
+        assert found == here, setting
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_model_and_data(name: str) -> None:
     recipe = shipped(name)
     assert (recipe.model.name, recipe.data.format) == MODELS[name]
-    assert (recipe.data.max_prompt_tokens, recipe.data.max_completion_tokens) == (512, 256)
-    shares = (recipe.split.sft, recipe.split.reward, recipe.split.ppo)
-    # 20%, 40% and the remaining 40%; programs are rewarded by their tests, so that the reward model's part is PPO's.
-    assert shares == ((0.2, 0.0, 0.8) if name.startswith("apps") else (0.2, 0.4, 0.4))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -173,23 +241,17 @@ def test_stages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_sft_and_reward_model(name: str) -> None:
-    stages = dry_run(name)
-    assert table(stages["sft"]["arguments"], SFT) == SFT
-    assert ("reward" in stages) != name.startswith("apps")
-    if "reward" in stages:
-        assert table(stages["reward"]["arguments"], REWARD) == REWARD
-
-
-@pytest.mark.parametrize("name", PAPER)
 def test_ppo_of_every_policy(name: str) -> None:
-    recipe = shipped(name)
-    stages = dry_run(name)
+    """No policy changes what all have; f-divergences alone have their penalties clipped."""
+    recipe, stages = shipped(name), dry_run(name)
     assert set(recipe.policy_names) == {*BETA, *OURS, *ablations(name)}
+    wanted = {key.removeprefix("ppo."): value for key, value in sources(name).items() if key.startswith("ppo.")}
+    del wanted["warmup_steps"], wanted["batch_size"]  # those are in tests of their own
     for policy in recipe.policy_names:
         arguments = stages[f"ppo/{policy}"]["arguments"]
-        assert table(arguments, PPO) == PPO, policy
+        assert {key: arguments[key] for key in wanted} == wanted, policy
         assert arguments["beta"] == beta(name, policy), policy
+        assert arguments.get("penalty_clip") == (PENALTY_CLIP if policy in F_DIVERGENCES else None), policy
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -226,26 +288,34 @@ def test_every_recipe_has_a_semantic_policy(name: str) -> None:
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
 def test_the_batch_is_the_paper_s_on_any_number_of_processes(name: str, processes: int) -> None:
     recipe = shipped(name)
-    for stage, batch in (("sft", 512), ("reward", 64), ("ppo", 256)):
+    for stage in ("sft", "reward", "ppo"):
         if stage == "reward" and recipe.reward is None:
             continue
         own = recipe.policy("paper") if stage == "ppo" else recipe
         arguments = trainer_arguments(own, stage, Path("x"), processes, bf16=True)
-        assert table(arguments, {"batch": None}, processes) == {"batch": batch}
+        batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * processes
+        assert batch == sources(name)[f"{stage}.batch_size"]
         assert "batch_size" not in arguments
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_what_the_trainers_make_of_it(name: str) -> None:
-    """The warmup of a share is that share of the steps, that of a number is so many steps."""
-    stages = dry_run(name)
-    for stage, steps in (("sft", 100), ("reward", 100), ("ppo/paper", 200)):
-        if stage in stages:
-            config = make_config(stage.partition("/")[0], stages[stage]["arguments"] | {"report_to": "none"})
-            assert config.get_warmup_steps(1000) == steps
-            assert str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)) == "cosine"
-    config = make_config("ppo", stages["ppo/paper"]["arguments"] | {"report_to": "none"})
-    assert (config.train_batch_size, config.gradient_accumulation_steps) == (8, 32)
+def test_the_warm_up_ends_within_training(name: str) -> None:
+    """On the real number of optimizer steps: the learning rate rises to its peak and falls to 0."""
+    rows, share, steps = STEPS[MODELS[name][1]]
+    assert int(rows * share) // sources(name)["ppo.batch_size"] == steps
+    config = make_config("ppo", dry_run(name)["ppo/paper"]["arguments"] | {"report_to": "none"})
+    warmup = config.get_warmup_steps(steps)
+    assert warmup == {"tldr": 8, "full-hh": 9, "apps": 20}[MODELS[name][1]]
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=config.learning_rate)
+    scheduler = get_scheduler(config.lr_scheduler_type, optimizer, warmup, steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert max(rates) == pytest.approx(config.learning_rate)
+    assert rates.index(max(rates)) == warmup
+    assert rates[-1] < 0.02 * config.learning_rate
 
 
 def test_divergences_and_ablations_are_sweeps() -> None:

@@ -1,4 +1,4 @@
-"""Ways to use a recipe: adapters, stages left out, other rewards, other data, chat templates, several processes."""
+"""Ways to use a recipe: adapters, stages left out, other rewards, other data, chat templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.pipeline.command import SMALL, Here, manifest, results, run
+from tests.pipeline.command import SMALL, Here, manifest, results
 from wpr.recipes.tiny import prepare
 
 IDS = torch.arange(3, 40).unsqueeze(0)
@@ -162,25 +162,3 @@ def test_own_columns_and_a_chat_template(here: Here, model: str, tmp_path: Path)
     assert row["columns"]["topic"].startswith("topic ")
     assert row["prompt"][0]["role"] == "user"
     assert AutoTokenizer.from_pretrained(output / "ppo" / "rkl" / "model").chat_template == TEMPLATE
-
-
-# Processes.
-
-
-def test_two_processes_give_what_one_gives(here: Here, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    # Rows for three whole batches: of one that is not whole, accelerate repeats rows until all processes have as many.
-    settings = ("tiny", *SMALL, "prepare.options.pairs=240")
-    two = run("run", *settings, "output=two", cwd=tmp_path, launcher=launcher)
-    assert two.code == 0, two.stderr
-    assert "destroy_process_group" not in two.stderr
-    assert two.stdout.count("everything is in two") == 1
-    assert two.stderr.count("sft: starting") == 1
-    here.succeeds("run", *settings, f"output={tmp_path / 'one'}")
-    found, wanted = results(tmp_path / "two"), results(tmp_path / "one")
-    assert list(found) == list(wanted)
-    assert len(manifest(tmp_path / "two")["commands"]) == 1
-    for stage, part in (("sft", "after"), ("reward", "held_out"), ("ppo/rkl", "before"), ("ppo/rkl", "after")):
-        for name, value in wanted[stage][part].items():
-            if isinstance(value, float):
-                assert found[stage][part][name] == pytest.approx(value, rel=1e-3, abs=1e-3), f"{stage} {part} {name}"

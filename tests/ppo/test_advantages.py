@@ -81,6 +81,12 @@ def test_the_score_stands_on_the_last_real_token() -> None:
     assert rewards.tolist() == [[-0.5, -1.0, 8.5], [18.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
+def test_penalties_are_clipped_after_beta_and_scores_are_not() -> None:
+    penalties, mask = torch.tensor([[-9.0, 2.0, 9.0]]), torch.ones(1, 3, dtype=torch.bool)
+    rewards = assemble_rewards(torch.tensor([10.0]), penalties, mask, beta=0.5, penalty_clip=2.5)
+    assert rewards.tolist() == [[2.5, -1.0, 7.5]]
+
+
 def test_whitening_ignores_padding() -> None:
     values, _, mask = problem([5, 3, 1])
     white = whiten(values, mask)

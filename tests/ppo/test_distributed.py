@@ -10,13 +10,13 @@ from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 from tests.ppo import tiny
+from wpr.language_models import whole_embeddings
 from wpr.ppo.distributed import (
     check_fsdp,
     is_sharded,
     max_over_processes,
     place_frozen,
     sum_over_processes,
-    whole_embeddings,
 )
 
 

@@ -24,6 +24,7 @@ PPO_ONLY = {
     **dict.fromkeys(("target_divergence", "target_measure", "beta_rate", "beta_gain"), "a constant beta"),
     "whiten_advantages": "a scale of its own (grpo.scale_rewards, rloo.normalize_advantages)",
     "update_kl_limit": "no early end of a rollout",
+    "penalty_clip": "penalties as they are",
     **dict.fromkeys(("log_completions", "log_completions_steps"), "a log of its own (grpo.log_completions)"),
 }
 """Settings of `ppo` that the other trainers do not take, and what these have instead."""

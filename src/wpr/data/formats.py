@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wpr.data.dialogues import answered, as_messages, check_prompt, parse_transcript, same_prompt
@@ -47,11 +47,15 @@ HUB: dict[str, HubDataset] = {
 
 
 class Columns:
-    """A record's values by our names, with errors that say which columns there are."""
+    """A record's values by our names, with errors that say which columns there are.
 
-    def __init__(self, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    released: whether rows are made as the paper's code makes them; see `DataSettings.fidelity`.
+    """
+
+    def __init__(self, values: Mapping[str, Any], names: Mapping[str, str], released: bool = False) -> None:
         self.values = values
         self.names = names
+        self.released = released
 
     def has(self, ours: str) -> bool:
         """Whether the record has the column, and a value in it."""
@@ -77,12 +81,12 @@ def make_row(values: Mapping[str, Any], origin: str, settings: DataSettings) -> 
 
     Raises `BadRowError` for a record of the wrong shape.
     """
-    columns = Columns(values, settings.columns)
+    columns = Columns(values, settings.columns, settings.fidelity == "released")
     row = PARSERS[settings.format](columns)
     if row is None:
         return None
     kept = {ours: columns.get(ours) for ours in settings.kept_columns}
-    return Row(row.prompt, row.chosen, row.rejected, {**row.columns, **kept}, origin, row.demonstrated)
+    return replace(row, columns={**row.columns, **kept}, origin=origin)
 
 
 def _filled(value: Any, name: str) -> str:
@@ -107,9 +111,11 @@ def _tldr(columns: Columns) -> Row | None:
     reference = next((text for text, summary in given if summary.get("policy") == "ref"), None)
     post = Columns(info, {})
     title = checked_text(info.get("title") or "", "title").strip()  # a post may go without
+    subreddit, text = post.text("subreddit").strip(), post.text("post").strip()
     return Row(
-        f"SUBREDDIT: r/{post.text('subreddit').strip()}\n\nTITLE: {title}\n\n"
-        f"POST: {post.text('post').strip()}\n\nTL;DR:",
+        f"POST\nSubreddit: r/{subreddit}\n{text}\nTL;DR:"
+        if columns.released
+        else f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {text}\n\nTL;DR:",
         texts[int(choice)],
         texts[1 - int(choice)],
         demonstrated=reference,
@@ -160,9 +166,11 @@ def _apps(columns: Columns) -> Row:
     question = columns.text("question").strip()
     kind = "Use Call-Based format" if name else "Use Standard Input format"
     prompt = "\nQUESTION:\n" + "\n".join(filter(None, (question, starter.rstrip(), kind))) + "\n\nANSWER:\n"
+    solutions = _solutions(columns.get("solutions") if columns.has("solutions") else None)
     return Row(
         prompt,
-        _first_solution(columns.get("solutions") if columns.has("solutions") else None),
+        solutions[0] if solutions else None,
+        more=tuple(solutions[1:]) if columns.released else (),
         columns={
             "input_output": tests,
             "difficulty": columns.get("difficulty") if columns.has("difficulty") else None,
@@ -183,13 +191,13 @@ def _json_column(value: Any, name: str) -> Any:
         raise BadRowError(f"{name!r} is not JSON ({error}): {shown(value)}") from None
 
 
-def _first_solution(value: Any) -> str | None:
-    solutions = _json_column(value, "solutions")
-    if not solutions:
-        return None
+def _solutions(value: Any) -> list[str]:
+    """Programs; of those after the first, only the ones that are text."""
+    solutions = _json_column(value, "solutions") or []
     if not isinstance(solutions, list):
         raise BadRowError(f"'solutions' is {shown(solutions)}; a list of programs is needed")
-    return _filled(solutions[0], "solutions[0]")
+    others = [one for one in solutions[1:] if isinstance(one, str) and one.strip()]
+    return [_filled(solutions[0], "solutions[0]"), *others] if solutions else []
 
 
 # Columns of text or chat messages

@@ -29,7 +29,7 @@ class Row:
     rejected: the completion that lost the comparison.
     columns: what else rewards need, by name.
     origin: file and line, or file and row, as ``pairs.jsonl:17``. Not part of a row's identity.
-    demonstrated: what SFT learns where that is not ``chosen``.
+    demonstrated: what SFT learns where that is not ``chosen``. more: what it learns besides.
     """
 
     prompt: tuple[Message, ...] | str
@@ -38,6 +38,7 @@ class Row:
     columns: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     demonstrated: str | None = None
+    more: tuple[str, ...] = ()
 
     def prompt_digest(self, salt: str = "") -> bytes:
         """SHA-256 of the prompt; a text counts as the user message that it becomes in a chat."""
@@ -45,7 +46,7 @@ class Row:
 
     def digest(self, salt: str = "") -> bytes:
         """SHA-256 of all the content."""
-        texts = [self.chosen, self.rejected, self.demonstrated]
+        texts = [self.chosen, self.rejected, self.demonstrated, *self.more]
         return _digest([salt, prompt_messages(self.prompt), texts, dict(self.columns)])
 
 

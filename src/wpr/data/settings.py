@@ -18,6 +18,8 @@ FORMATS: dict[str, tuple[str, ...]] = {
 }
 """The formats, and the columns that each of them knows by name."""
 
+FIDELITIES = ("own", "released")
+
 RESERVED = ("prompt", "input_ids", "attention_mask")
 """Names that PPO's rows have for themselves."""
 
@@ -66,6 +68,10 @@ class DataSettings:
     bad_rows: str = "stop"
     """Malformed rows: stop before anything is trained, or skip them and say how many."""
 
+    fidelity: str = "own"
+    """own; or released, as the paper's code has it: TL;DR's prompts without the title, every solution of APPS for SFT,
+    and a prompt in PPO as often as it has rows."""
+
     limit: int | None = None
     """At most so many rows of the training and of the validation files, drawn by the seed; for trials."""
 
@@ -74,6 +80,7 @@ class DataSettings:
         _choice("data.template", self.template, ("auto", "chat", "text"))
         _choice("data.too_long", self.too_long, ("drop", "truncate"))
         _choice("data.bad_rows", self.bad_rows, ("stop", "skip"))
+        _choice("data.fidelity", self.fidelity, FIDELITIES)
         for name in ("max_prompt_tokens", "max_completion_tokens", "limit"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from wpr.data.encoder import Encoder
@@ -50,6 +50,7 @@ def sft_rows(rows: Sequence[Row], encoder: Encoder) -> tuple[list[dict[str, Any]
     """
     stage = _Stage(encoder, "a completion to learn")
     seen: set[tuple[bytes, str]] = set()
+    rows = [one for row in rows for one in (row, *(replace(row, demonstrated=text) for text in row.more))]
 
     def texts(row: Row) -> list[str] | None:
         text = row.chosen if row.demonstrated is None else row.demonstrated
@@ -86,14 +87,16 @@ def reward_rows(rows: Sequence[Row], encoder: Encoder) -> tuple[list[dict[str, A
     return made, stage.report(len(rows), len(made))
 
 
-def ppo_rows(rows: Sequence[Row], encoder: Encoder) -> tuple[list[dict[str, Any]], LengthReport]:
-    """Rows of ``input_ids`` (the prompt's), ``prompt`` as rewards see it, and the other columns; one row per prompt."""
+def ppo_rows(rows: Sequence[Row], encoder: Encoder, repeats: bool = False) -> tuple[list[dict[str, Any]], LengthReport]:
+    """Rows of ``input_ids`` (the prompt's), ``prompt`` as rewards see it, and the other columns; one row per prompt,
+    unless ``repeats`` may stay.
+    """
     stage = _Stage(encoder, "a prompt")
     seen: set[bytes] = set()
 
     def is_repeated(row: Row, found: Sequence[str]) -> bool:
         digest = row.prompt_digest()
-        if digest in seen:
+        if digest in seen and not repeats:
             return True
         seen.add(digest)
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 from wpr.config.functions import import_function
 from wpr.config.recipe import Recipe
@@ -27,6 +29,11 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     arguments = trainer_arguments(recipe, kind, folder.stage(name), process_count(), has_bf16())
     config = make_config(kind, device_arguments() | arguments)
     if kind == "ppo" and recipe.trainer != "ppo":
+        if shards_weights(config):
+            raise RecipeError(
+                f"trainer: {recipe.trainer} cannot train weights that ZeRO-3 or FSDP hold in parts; launch with "
+                "configs/accelerate/ddp.yaml or zero2.yaml, or set trainer: ppo"
+            )
         make_trl_config(recipe, config, device_arguments() | arguments)
     configs = {
         setting: check_model(model, setting, recipe.model.revision if setting == "model.name" else None)
@@ -59,6 +66,13 @@ def check_scorer(recipe: Recipe) -> None:
         set_here = [f"scorer.{name}" for name in recipe.scorer.wording] or ["scorer.kind"]
         where = f"{recipe.source.where(set_here[-1])}: " if recipe.source is not None else ""
         raise RecipeError(f"{where}scorer.kind={recipe.scorer.kind}: {error}") from None
+
+
+def shards_weights(config: Any) -> bool:
+    """Whether the launch, or a trainer's config, asks for ZeRO-3 or FSDP."""
+    zero = getattr(config, "deepspeed_plugin", None)
+    fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" or config.fsdp
+    return bool(fsdp) or (zero is not None and zero.zero_stage == 3)
 
 
 def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:

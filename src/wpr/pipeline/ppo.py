@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from wpr.atomic_io import write_atomically
 from wpr.config.functions import import_function
 from wpr.config.recipe import WORDING, ScorerSettings
@@ -17,14 +19,14 @@ from wpr.config.trainers import unused_settings
 from wpr.data import Encoder
 from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
-from wpr.language_models import plain_model
+from wpr.language_models import is_in_parts, plain_model, whole_embeddings
 from wpr.model_geometry import regularizer_on
-from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config, save_model
+from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config
 from wpr.pipeline.arguments import regularizer_settings
-from wpr.pipeline.model_card import model_card
-from wpr.pipeline.stage import Stage, is_main_process
+from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.pipeline.training import (
     MetricsFile,
+    WarmupCheck,
     forget_final_evaluation,
     last_training_log,
     model_metrics,
@@ -33,9 +35,7 @@ from wpr.pipeline.training import (
     usable_checkpoint,
 )
 from wpr.ppo.config import PPOConfig
-from wpr.ppo.distributed import is_sharded
 from wpr.runs.responses import AFTER, BEFORE, Response, prompt_id
-from wpr.transport.geometry import input_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,15 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     args = stage.config(stop_token_ids=stops)
     set_seed(args.seed)  # a new head's weights are drawn from here
     trainer = make_trainer(stage, args, rows.train, held_out, tokenizer)
+    checkpoint = usable_checkpoint(stage.checkpoints)
+    # Measured within training: before it, nothing gathers weights that are in parts.
+    trainer.args.eval_on_start = bool(held_out) and checkpoint is None
+    start = StartingPoint(trainer, stage.folder / BEFORE, names)
+    trainer.add_callback(start)
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
-    before: list[Response] = []
-    if held_out:
-        results["before"], before = measure(trainer, stage.folder / BEFORE, names)
     if recipe.trainer == "ppo":
         trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
-        checkpoint = usable_checkpoint(stage.checkpoints)
+        trainer.add_callback(WarmupCheck(stage.name))
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         forget_final_evaluation(stage.folder / "metrics.jsonl", trainer.state.log_history)
     else:
@@ -72,13 +74,14 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     results["steps"] = trainer.state.global_step
     results["train"] = last_training_log(trainer.state.log_history)
     if held_out:
-        results["after"], after = measure(trainer, stage.folder / AFTER, names)
+        found, before = start.results()
+        results |= found
+        evaluated = trainer.evaluate()
+        after = held_out_responses(trainer, stage.folder / AFTER, names)
+        results["after"] = describe(trainer, evaluated, after)
         results |= against_before(after, before, args.responses_per_prompt)
         study(trainer, args, after[: recipe.evaluation.case_studies], stage.folder / "tokens.json")
-    if trainer.args.should_save:
-        save_model(
-            trainer.actor_critic.policy, tokenizer, stage.folder / "model", model_card(recipe, stage.name, results)
-        )
+    stage.save(trainer.actor_critic.policy, tokenizer, results)
     release(trainer)
     return results
 
@@ -164,9 +167,34 @@ def prompt_names(stage: Stage, encoder: Encoder) -> dict[str, str]:
     return {json.dumps(encoder.prompt_value(row)): prompt_id(row.prompt) for row in stage.data.split.held_out}
 
 
-def measure(trainer: Any, path: Path, names: Mapping[str, str]) -> tuple[dict[str, float], list[Response]]:
-    """Metrics on the held-out prompts, and the responses, which also go to ``path``. names: of `prompt_names`."""
-    metrics = model_metrics(trainer.evaluate())
+class StartingPoint(TrainerCallback):  # type: ignore[misc]
+    """What held-out responses were worth before the first step. A run that goes on has it from the log, and from the
+    file ``path``, that the first process wrote.
+    """
+
+    def __init__(self, trainer: Any, path: Path, names: Mapping[str, str]) -> None:
+        self.trainer, self.path, self.names = trainer, path, names
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the responses of the first evaluation."""
+        if state.global_step == 0:
+            held_out_responses(self.trainer, self.path, self.names)
+
+    def results(self) -> tuple[dict[str, Any], list[Response]]:
+        """``before`` with its numbers, and the responses; nothing of a run that was begun without measuring them."""
+        wait_for_everyone()  # until the file is there
+        history = self.trainer.state.log_history
+        logged = [row for row in history if row["step"] == 0 and any(name.startswith("eval_") for name in row)]
+        if not logged or not self.path.exists():
+            logger.warning("the checkpoint has no evaluation before the first step; results are without it")
+            return {}, []
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
+        rows = [Response.from_values(json.loads(line)) for line in lines]
+        return {"before": describe(self.trainer, logged[0], rows)}, rows
+
+
+def held_out_responses(trainer: Any, path: Path, names: Mapping[str, str]) -> list[Response]:
+    """Those of the last evaluation, which also go to ``path``. names: of `prompt_names`."""
     rows = [
         Response.from_values(row | {"prompt_id": names.get(json.dumps(row["prompt"])) or prompt_id(row["prompt"])})
         for row in trainer.evaluated
@@ -174,17 +202,22 @@ def measure(trainer: Any, path: Path, names: Mapping[str, str]) -> tuple[dict[st
     if is_main_process():
         lines = (json.dumps(row.as_dict(), ensure_ascii=False, default=str) + "\n" for row in rows)
         write_atomically(path, "".join(lines))
-    found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    return rows
+
+
+def describe(trainer: Any, evaluated: Mapping[str, Any], rows: list[Response]) -> dict[str, float]:
+    """An evaluation's numbers, and what can be told of its responses."""
+    found = {name.removeprefix("eval_"): value for name, value in model_metrics(dict(evaluated)).items()}
     responses = [row.response for row in rows]
     if responses:  # all may have been left out for faults
         found |= diversity(responses)
-    if sum(bool(response.strip()) for response in responses) > 1 and not is_sharded(trainer.accelerator):
+    if sum(bool(response.strip()) for response in responses) > 1:
         # In the embedding that the policy started from, so that policies are measured alike.
-        weight = input_embeddings(plain_model(trainer.reference or trainer.actor_critic.policy))
+        weight = whole_embeddings(plain_model(trainer.reference or trainer.actor_critic.policy))
         found["embedding_spread"] = embedding_spread(responses, trainer.processing_class, weight)
     if trainer.reward.name == "code":
         found |= pass_rates(rows)
-    return found, rows
+    return found
 
 
 def against_before(after: list[Response], before: list[Response], times: int) -> dict[str, Any]:
@@ -204,16 +237,21 @@ def against_before(after: list[Response], before: list[Response], times: int) ->
 
 
 def study(trainer: Any, args: PPOConfig, rows: list[Response], path: Path) -> None:
-    """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``."""
+    """Write responses token by token under KL and the Wasserstein penalty, where there is one, to ``path``. Where
+    weights are in parts, all processes run the models.
+    """
     from wpr.analysis.case_study import study_response
     from wpr.regularizers import ReverseKL
     from wpr.regularizers.sums import transports_of
 
     measured = (trainer.regularizer, *trainer.eval_regularizers.values())
     regularizers = [transport for one in measured for transport in transports_of(one)]
-    if not regularizers or not rows or is_sharded(trainer.accelerator) or not is_main_process():
+    sharded = is_in_parts(trainer.actor_critic)
+    if not regularizers or not rows or not (sharded or is_main_process()):
         return
     wasserstein = regularizers[0]
+    if root := getattr(trainer.actor_critic, "unshard", None):
+        root()  # FSDP 2 would gather what is in no layer only in the whole module's forward pass
     studies = [
         study_response(
             trainer.actor_critic.policy, trainer.reference, trainer.processing_class, row.prompt_ids,
@@ -222,6 +260,10 @@ def study(trainer: Any, args: PPOConfig, rows: list[Response], path: Path) -> No
         )
         for row in rows
     ]  # fmt: skip
+    if hasattr(trainer.actor_critic, "reshard"):
+        trainer.actor_critic.reshard()
+    if not is_main_process():
+        return
     settings = wasserstein.settings
     view = {
         "policy": path.parent.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,11 @@ from wpr.data import (
 
 logger = logging.getLogger(__name__)
 
-MAKE = {"sft": sft_rows, "reward": reward_rows, "ppo": ppo_rows}
+MAKE: dict[str, Callable[..., tuple[list[dict[str, Any]], LengthReport]]] = {
+    "sft": sft_rows,
+    "reward": reward_rows,
+    "ppo": ppo_rows,
+}
 
 
 NOTHING = LengthReport(0, 0)
@@ -60,7 +65,8 @@ class RecipeData:
     def rows(self, stage: str, tokenizer: Any) -> StageRows:
         """Token rows of a stage; `wpr.data` refuses a stage that is left with none."""
         encoder = Encoder(tokenizer, self.settings)
-        train, lengths = MAKE[stage](getattr(self.split, stage), encoder)
+        repeats = {"repeats": True} if stage == "ppo" and self.settings.fidelity == "released" else {}
+        train, lengths = MAKE[stage](getattr(self.split, stage), encoder, **repeats)
         rows = self._held_out(stage)
         held_out, held_out_lengths = MAKE[stage](rows, encoder) if rows else ([], NOTHING)
         logger.info("%s: %d rows, %d kept", stage, lengths.rows, lengths.kept)
@@ -70,8 +76,11 @@ class RecipeData:
         """Held-out rows to measure a stage on: as many as the recipe says, drawn by the seed, in their order."""
         rows = self.split.held_out
         wanted = self.evaluation.rows
-        if stage == "ppo" or len(rows) <= wanted:
-            return rows  # PPO's rows are one per prompt: the stage takes as many as it wants of these
+        if stage == "ppo":
+            # One per prompt, of which the stage takes the first that it wants: validation files are in an order.
+            return random.Random(self.seed).sample(rows, len(rows)) if self.corpus.validation else rows
+        if len(rows) <= wanted:
+            return rows
         return [rows[index] for index in sorted(random.Random(self.seed).sample(range(len(rows)), wanted))]
 
     def report(self) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from wpr.language_models import pad
-from wpr.model_loading import load_scorer, load_tokenizer, lora_config, save_model
-from wpr.pipeline.model_card import model_card
+from wpr.model_loading import load_scorer, load_tokenizer, lora_config
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
     ResumableRewardTrainer,
@@ -53,8 +52,7 @@ def train_reward(stage: Stage) -> dict[str, Any]:
         results["held_out"] = pair_report(
             *score_pairs(trainer, rows.held_out, tokenizer.pad_token_id, args.per_device_eval_batch_size)
         )
-    if trainer.args.should_save:
-        save_model(stage.unwrap(trainer), tokenizer, stage.folder / "model", model_card(recipe, "reward", results))
+    stage.save(stage.unwrap(trainer), tokenizer, results)
     release(trainer)
     return results
 

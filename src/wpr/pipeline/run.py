@@ -241,6 +241,8 @@ class Run:
     def _data_inputs(self) -> dict[str, Any]:
         values = self.recipe.as_dict()
         content = {k: v for k, v in values["data"].items() if k not in ("source", "validation", "files", "revision")}
+        if content["fidelity"] == "own":
+            del content["fidelity"]  # runs from before there was a choice go on
         return {"fingerprint": self.data.corpus.fingerprint, "settings": content, "split": values["split"]}
 
     @property

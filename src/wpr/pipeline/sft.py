@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from wpr.model_loading import load_causal, load_tokenizer, lora_config, save_model
-from wpr.pipeline.model_card import model_card
+from wpr.model_loading import load_causal, load_tokenizer, lora_config
 from wpr.pipeline.stage import Stage
 from wpr.pipeline.training import (
     ResumableSFTTrainer,
@@ -46,10 +45,9 @@ def train_sft(stage: Stage) -> dict[str, Any]:
     results["train"] = last_training_log(trainer.state.log_history)
     if rows.held_out:
         results["after"] = _held_out(trainer.evaluate())
-    if trainer.args.should_save:
-        model = stage.unwrap(trainer)
-        end_with(model, [rows.encoder.end_id, tokenizer.eos_token_id])
-        save_model(model, tokenizer, stage.folder / "model", model_card(recipe, "sft", results))
+    model = stage.unwrap(trainer)
+    end_with(model, [rows.encoder.end_id, tokenizer.eos_token_id])
+    stage.save(model, tokenizer, results)
     release(trainer)
     return results
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from wpr.atomic_io import write_atomically
 from wpr.config.recipe import Recipe
+from wpr.model_loading import save_model
 from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_settings, trainer_arguments
+from wpr.pipeline.model_card import model_card
 from wpr.pipeline.recipe_data import RecipeData, StageRows
 from wpr.runs.folder import RunFolder
 
@@ -78,6 +80,11 @@ class Stage:
     def unwrap(self, trainer: Any) -> Any:
         """The trained model itself."""
         return trainer.accelerator.unwrap_model(trainer.model)
+
+    def save(self, model: Any, tokenizer: Any, results: dict[str, Any]) -> None:
+        """Write the trained model; all processes call it, and the first one writes."""
+        card = model_card(self.recipe, self.name, results)
+        save_model(model, tokenizer, self.folder / "model", card, writes=is_main_process())
 
     @property
     def sft_model(self) -> str:

@@ -18,6 +18,7 @@ from wpr.language_models import cudnn_attention_disabled
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
+from wpr.ppo.distributed import EndsInTime
 from wpr.runs.tolerant import Problems, read_lines
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,23 @@ class MetricsFile(TrainerCallback):  # type: ignore[misc]
                 file.write(json.dumps(row) + "\n")
 
 
+class WarmupCheck(TrainerCallback):  # type: ignore[misc]
+    """Warns of a warm-up that does not end within training. Both are counted in optimizer steps."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Once the number of steps is known."""
+        warmup = args.get_warmup_steps(state.max_steps)
+        if warmup >= state.max_steps and state.is_world_process_zero:
+            logger.warning(
+                "%s: its warm-up of %d optimizer steps does not end within its %d, so that the learning rate never "
+                "reaches %g; lower warmup_steps, or make it a share of all steps, such as 0.05",
+                self.stage, warmup, state.max_steps, args.learning_rate,
+            )  # fmt: skip
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; what a kill cut off is left out."""
     return read_lines(path, Problems(), lambda row: None, "") if path.exists() else []
@@ -59,7 +77,7 @@ def forget_final_evaluation(path: Path, history: list[dict[str, Any]]) -> None:
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in [*history, *rest]))
 
 
-class Resumable:
+class Resumable(EndsInTime):
     """For TRL's trainers: what they and the Trainer have gathered since the last log goes into checkpoints too.
 
     Without it, the first log after resuming would be a mean over fewer steps than in a run that was not interrupted.
@@ -71,42 +89,45 @@ class Resumable:
         """Train, from the newest whole checkpoint if there is one; if that has all steps, only load it."""
         self._from = usable_checkpoint(checkpoints)
         if self._from is None:
-            self.train()  # type: ignore[attr-defined]
+            self.train()
             return
         logger.info("going on from %s", self._from)
         state = TrainerState.load_from_json(str(self._from / "trainer_state.json"))
         if state.global_step < state.max_steps:
-            self.train(resume_from_checkpoint=str(self._from))  # type: ignore[attr-defined]
+            self.train(resume_from_checkpoint=str(self._from))
+            return
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self.train(resume_from_checkpoint=str(self._from))
         else:
-            self.state = state
-            self._load_from_checkpoint(str(self._from))  # type: ignore[attr-defined]
-            if (gathered := self._gathered()) is not None:
-                self._total_train_tokens = gathered["tokens"]
-                self._restore(gathered)
+            self._load_from_checkpoint(str(self._from))
+        self.state = state
+        if (gathered := self._gathered()) is not None:
+            self._total_train_tokens = gathered["tokens"]
+            self._restore(gathered)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        super()._save_rng_state(output_dir)
         state = {
-            "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},  # type: ignore[attr-defined]
+            "metrics": {mode: dict(lists) for mode, lists in self._metrics.items()},
             "tokens": self._total_train_tokens,
-            "loss": self._tr_loss.cpu(),  # type: ignore[attr-defined]
+            "loss": self._tr_loss.cpu(),
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
             **self._own_state(),
         }
-        torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))  # type: ignore[attr-defined]
+        torch.save(state, Path(output_dir) / LOGS_STATE.format(self.args.process_index))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if (state := self._gathered()) is not None:
             for mode, lists in state["metrics"].items():
-                self._metrics[mode].update(lists)  # type: ignore[attr-defined]
+                self._metrics[mode].update(lists)
             self._total_train_tokens = state["tokens"]
-            self._tr_loss += state["loss"].to(self.args.device)  # type: ignore[attr-defined]
+            self._tr_loss += state["loss"].to(self.args.device)
             self._total_loss_scalar, self._initial_global_step = state["total_loss"], 0
             self._globalstep_last_logged: int = state["last_logged"]
             self._restore(state)
         with cudnn_attention_disabled():
-            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+            return super().training_step(*args, **kwargs)
 
     def _own_state(self) -> dict[str, Any]:
         """What a trainer keeps beside its log: tensors, numbers and text."""
@@ -119,10 +140,12 @@ class Resumable:
         """What the checkpoint had gathered, when it is asked for the first time."""
         if self._from is None:
             return None
-        path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None  # type: ignore[attr-defined]
+        path, self._from = self._from / LOGS_STATE.format(self.args.process_index), None
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.args.device)  # type: ignore[attr-defined]
+        device = self.args.device
+        place = "cpu" if device.type == "cpu" else device  # of several processes it is cpu:0, which torch.load refuses
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=place)
         return state
 
 
@@ -169,6 +192,7 @@ def train_with_logs(trainer: Any, stage: Stage) -> None:
     console = next((one for one in trainer.callback_handler.callbacks if isinstance(one, ConsoleCallback)), None)
     console = console or show_progress(trainer, stage.name)
     trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
+    trainer.add_callback(WarmupCheck(stage.name))
     try:
         trainer.resume(stage.checkpoints)
     finally:

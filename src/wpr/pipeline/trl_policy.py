@@ -88,7 +88,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         self.actor_critic = ActorCritic(policy, None)  # its value head is not asked for anything
         self.shaping = ScoreShaping(shared.missing_eos_penalty, shared.normalize_rewards, shared.reward_clip)
         self.sum = sum_over_processes(self.accelerator)
-        self.reward = place_reward(reward, shared.reward_weights, self.actor_critic, args.device, processing_class)
+        self.reward = place_reward(reward, shared.reward_weights, self.actor_critic, self.accelerator, processing_class)
         anchor = policy if self.reference is None else self.reference
         self.eval_regularizers = {
             name: place_regularizer(other, anchor, self.accelerator) for name, other in eval_regularizers.items()
@@ -96,7 +96,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         self.collector = Collector(
             shared, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             default_generation(args.device), sampling_of(shared, policy, processing_class), self.stopwatch,
-            make_monitors(monitors, policy, args.device), self.eval_regularizers,
+            make_monitors(monitors, policy, self.accelerator), self.eval_regularizers,
         )  # fmt: skip
 
     def score(

@@ -109,7 +109,8 @@ class ActorCritic(nn.Module):
         if hasattr(self, "critic"):
             yield self.critic
 
-    # What the Trainer, accelerate and DeepSpeed ask a transformers model for.
+    # What the Trainer, accelerate and DeepSpeed ask a transformers model for. Not get_input_embeddings: accelerate
+    # would give them an FSDP unit of their own, and torch refuses it where the head is tied to them.
 
     @property
     def config(self) -> Any:
@@ -130,9 +131,6 @@ class ActorCritic(nn.Module):
     @property
     def _no_split_modules(self) -> list[str]:
         return sorted({name for part in self.parts for name in plain_model(part)._no_split_modules or ()})
-
-    def get_input_embeddings(self) -> nn.Module:
-        return plain_model(self.policy).get_input_embeddings()  # type: ignore[no-any-return]
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         for part in self.parts:

@@ -17,15 +17,22 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def assemble_rewards(
-    scores: Tensor, penalties: Tensor, mask: Tensor, beta: float, placed: Tensor | None = None
+    scores: Tensor,
+    penalties: Tensor,
+    mask: Tensor,
+    beta: float,
+    placed: Tensor | None = None,
+    penalty_clip: float | None = None,
 ) -> Tensor:
-    """Reward of each token ``(B, L)``: ``-beta * penalty``, plus what of the response's score is ``placed`` on it
-    ``(B, L)``; the last real token gets what is left of the score, which is all of it where nothing is placed.
+    """Reward of each token ``(B, L)``: ``-beta * penalty``, within plus and minus ``penalty_clip`` where that is given,
+    plus what of the response's score is ``placed`` on it ``(B, L)``; the last real token gets what is left of the
+    score, which is all of it where nothing is placed.
 
     An empty response has no token that could carry its score; its row is zero.
     """
     own = torch.zeros_like(penalties) if placed is None else placed.to(penalties.dtype)
-    rewards = (own - beta * penalties).masked_fill(~mask, 0)
+    costs = beta * penalties if penalty_clip is None else (beta * penalties).clamp(-penalty_clip, penalty_clip)
+    rewards = (own - costs).masked_fill(~mask, 0)
     rows = mask.any(-1).nonzero().squeeze(-1)
     last = mask.sum(-1)[rows] - 1
     rewards[rows, last] += scores[rows].to(rewards.dtype) - own.masked_fill(~mask, 0).sum(-1)[rows]

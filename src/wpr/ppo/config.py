@@ -126,6 +126,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         None, "Weights of several rewards, in their order; None: 1 each, or those of pairs (reward, weight)."
     )
     reward_clip: float | None = _setting(None, "Scores are held within plus and minus this, after normalisation.")
+    penalty_clip: float | None = _setting(None, "Beta times the penalty of a token is held within plus and minus this.")
     normalize_rewards: bool = _setting(False, "Scores minus their running mean, over their running deviation.")
 
     # Learning
@@ -278,7 +279,7 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
     ("between 0 and 1", lambda value: 0 <= value <= 1, ("gamma", "gae_lambda")),
     ("between 0 and 1", lambda value: 0 < value < 1, ("clip_range",)),
     ("positive, or None", lambda value: value > 0,
-     ("value_clip_range", "target_divergence", "update_kl_limit", "reward_clip")),
+     ("value_clip_range", "target_divergence", "update_kl_limit", "reward_clip", "penalty_clip")),
     ("0 or more, or None", lambda value: value >= 0, ("critic_learning_rate",)),
     ("constant, linear or cosine", lambda value: value in ("constant", "linear", "cosine"), ("beta_schedule",)),
     ("divergence or kl", lambda value: value in ("divergence", "kl"), ("target_measure",)),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wpr.language_models import is_partitioned
 from wpr.transport.distances import resolve_metric
-from wpr.transport.geometry import Layer, TokenGeometry
+from wpr.transport.geometry import TokenGeometry
 
 
 def sum_over_processes(accelerator: Any) -> Callable[[Tensor], Tensor]:
@@ -56,20 +56,6 @@ def check_fsdp(accelerator: Any) -> None:
     policy = plugin.mixed_precision_policy
     if policy is not None and policy.output_dtype is not None:
         plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None)
-
-
-def whole_embeddings(model: Any, layer: Layer = "input") -> Tensor:
-    """The input or output embeddings ``(V, d)``: the model's own tensor, or a copy where ZeRO-3 holds it in parts."""
-    embedding = model.get_input_embeddings() if layer == "input" else model.get_output_embeddings()
-    # A policy that is its own reference may train a copy of its embeddings beside the original (PEFT's
-    # modules_to_save).
-    parameter = getattr(embedding, "original_module", embedding).weight
-    if not is_partitioned(model):
-        return parameter.detach()  # type: ignore[no-any-return]
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()  # type: ignore[no-any-return]
 
 
 def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> TokenGeometry:
@@ -122,6 +108,21 @@ def place_frozen(model: Any, accelerator: Any, *, ours: bool = False) -> Any:
     }
     engine, *_ = deepspeed.initialize(model=model, config=config)
     return engine.module.eval()
+
+
+_Trainer: Any = object  # a Trainer stands behind it
+
+
+class EndsInTime(_Trainer):  # type: ignore[misc]
+    """A Trainer that takes no step more where a checkpoint has them all: with sharded weights only `train` can load
+    one, and it would train on to the end of a batch.
+    """
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
 
 class HalfLinear(nn.Linear):

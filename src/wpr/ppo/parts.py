@@ -20,11 +20,12 @@ from wpr.language_models import (
     is_peft,
     plain_model,
     scores_split,
+    whole_embeddings,
     without_dropout,
 )
 from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
-from wpr.ppo.distributed import build_geometry_once, whole_embeddings
+from wpr.ppo.distributed import build_geometry_once, place_frozen
 from wpr.ppo.generation import Sampling
 from wpr.ppo.metrics import is_reserved
 from wpr.regularizers import Regularizer, Sum, Wasserstein
@@ -150,38 +151,38 @@ def check_actor_critic(model: ActorCritic) -> None:
 
 
 def place_reward(
-    source: Any, weights: Sequence[float] | None, model: ActorCritic, device: torch.device, tokenizer: Any = None
+    source: Any, weights: Sequence[float] | None, model: ActorCritic, accelerator: Any, tokenizer: Any = None
 ) -> Reward:
-    """The reward that is learned from, on the device; refused if it places scores on tokens that it cannot read."""
+    """The reward that is learned from, ready to score; refused if it places scores on tokens that it cannot read."""
     reward = as_reward(source, weights)
     _check_apart(reward, getattr(model, "critic", None))
     if hasattr(reward, "check_tokenizer"):
         reward.check_tokenizer(tokenizer)
-    return _placed(reward, model.policy, device)
+    return _placed(reward, model.policy, accelerator)
 
 
-def _placed(reward: Reward, policy: Any, device: torch.device) -> Reward:
-    """On the device; refused if it is a model that does not know the policy's tokens."""
-    _check_reward_vocabulary(reward, policy)
-    if hasattr(reward, "to"):
-        reward.to(device)
-    return reward
-
-
-def _check_reward_vocabulary(reward: Reward, policy: Any) -> None:
-    """Refuse a reward model that does not know the policy's tokens, unless it has a tokenizer of its own."""
+def _placed(reward: Reward, policy: Any, accelerator: Any) -> Reward:
+    """On the device, models that ZeRO-3 loaded in parts in engines of their own. A model that does not know the
+    policy's tokens is refused, unless it has a tokenizer of its own.
+    """
     for part in [part for part, _ in reward.parts] if isinstance(reward, WeightedSum) else [reward]:
         if isinstance(part, RewardModel) and part.tokenizer is None:
             _check_tokens("reward model", part.model, policy)
+        if isinstance(part, RewardModel) and is_partitioned(part.model):
+            part.model = place_frozen(part.model, accelerator)
+            part.whole = not scores_split(part.model)  # it can be tried only now
+    if hasattr(reward, "to"):
+        reward.to(accelerator.device)
+    return reward
 
 
-def make_monitors(sources: Mapping[str, Any], policy: Any, device: torch.device) -> dict[str, Reward]:
+def make_monitors(sources: Mapping[str, Any], policy: Any, accelerator: Any) -> dict[str, Reward]:
     """Scores to be logged beside the reward, by the name that they have in the log."""
     monitors = {}
     for name, source in sources.items():
         if not name.isidentifier() or is_reserved(name):
             raise ValueError(f"a monitor cannot be called {name!r}: the log has its own number of that name; rename it")
-        monitors[name] = _placed(as_reward(source), policy, device)
+        monitors[name] = _placed(as_reward(source), policy, accelerator)
     return monitors
 
 

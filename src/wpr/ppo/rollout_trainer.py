@@ -23,7 +23,7 @@ from wpr.language_models import cudnn_attention_disabled
 from wpr.ppo import checkpoints
 from wpr.ppo.actor_critic_trainer import ActorCriticTrainer
 from wpr.ppo.console import ConsoleCallback
-from wpr.ppo.distributed import check_fsdp, max_over_processes, names_of_all, sum_over_processes
+from wpr.ppo.distributed import EndsInTime, check_fsdp, max_over_processes, names_of_all, sum_over_processes
 from wpr.ppo.faults import Fault, TrainingFault, describe_gradient, report_fault
 from wpr.ppo.metrics import Metrics, Stopwatch, peak_memory_gb
 from wpr.ppo.prompts import RolloutSampler
@@ -32,7 +32,7 @@ from wpr.ppo.rollout import Rollout, minibatch_rows
 logger = logging.getLogger(__name__)
 
 
-class RolloutTrainer(ActorCriticTrainer):
+class RolloutTrainer(EndsInTime, ActorCriticTrainer):
     """Rollouts in the Trainer's loop. What they are, and what is learned from them, is said by the methods that are
     not implemented here, and by ``compute_loss``, which is given ``{"micro_batch": Rollout}``.
     """

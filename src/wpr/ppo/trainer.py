@@ -140,14 +140,14 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         if reference is not None:
             self.reference = place_frozen(reference, self.accelerator, ours=reference is not given)
             check_reference(actor_critic.policy, self.reference)
-        self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator.device, processing_class)
+        self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator, processing_class)
         anchor = actor_critic.policy if self.reference is None else self.reference
         self.regularizer = place_regularizer(regularizer, anchor, self.accelerator)
         self.eval_regularizers = {
             name: place_regularizer(other, anchor, self.accelerator)
             for name, other in (eval_regularizers or {}).items()
         }
-        self.monitors = make_monitors(monitors or {}, actor_critic.policy, self.accelerator.device)
+        self.monitors = make_monitors(monitors or {}, actor_critic.policy, self.accelerator)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
             generation or default_generation(self.accelerator.device, synced=is_sharded(self.accelerator)),
@@ -206,7 +206,8 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         scores = self.shaping(result.scores, result.finished, self.sum)
         penalties = result.scatter_to_mask(result.measures.penalty)
         mask = result.mask & ~scores.isnan().unsqueeze(-1)  # what was not scored teaches nothing
-        rewards = assemble_rewards(scores, penalties, mask, beta, self.shaping.scale * result.placed)
+        placed = self.shaping.scale * result.placed
+        rewards = assemble_rewards(scores, penalties, mask, beta, placed, args.penalty_clip)
         advantages, returns = generalized_advantages(rewards, result.values, mask, args.gamma, args.gae_lambda)
         explained = float(explained_variance(result.values, returns, mask, self.sum))
         note_rollout(self.metrics, result, rewards, beta, explained)
