@@ -142,7 +142,7 @@ def test_prompts_longer_than_the_engine_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 64}, "start it with the policy's own folder"),
+        ({"hidden_size": 64}, "start it again with the policy's own folder"),
         ({"num_hidden_layers": 1}, "differ from the policy"),
     ],
 )

@@ -1,6 +1,6 @@
 """A real HTTP server with the endpoints of vLLM's that `ServerEngine` uses, behind them a real model; it can misbehave.
 
-What it answers has the form of vLLM 0.32's answers, as recorded from it; `tests/test_vllm.py` runs the same client
+What it answers has the form of vLLM 0.32's answers, as recorded from it; `test_vllm_engines.py` runs the same client
 against vLLM itself.
 """
 

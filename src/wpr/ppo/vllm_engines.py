@@ -146,6 +146,7 @@ class LocalEngine:
     def _start(self, config: Any, kind: torch.dtype, device: torch.device) -> None:
         # Read when vLLM is imported. In a process of its own its engine could not read our tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             try:
@@ -250,8 +251,8 @@ class ServerEngine:
                 raise
             except EngineError as error:
                 raise EngineError(
-                    f"{error}. It serves {self.served}: start it with the policy's own folder; and it must be able to "
-                    f"read {folder.parent} (vllm_folder)"
+                    f"{error}. It serves {self.served}, and may have taken half of the weights: start it again with the "
+                    f"policy's own folder; and it must be able to read {folder.parent} (vllm_folder)"
                 ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
