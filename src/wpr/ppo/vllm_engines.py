@@ -251,7 +251,7 @@ class ServerEngine:
                 raise
             except EngineError as error:
                 raise EngineError(
-                    f"{error}. It serves {self.served}, and may have taken half of the weights: start it again with the "
+                    f"{error}. It serves {self.served} and may have taken half of the weights: start it again with the "
                     f"policy's own folder; and it must be able to read {folder.parent} (vllm_folder)"
                 ) from None
         finally:
