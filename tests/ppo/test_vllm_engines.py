@@ -92,7 +92,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[VLLMGeneration]:
-    generation = VLLMGeneration(LocalEngine(0.06, MAX_LENGTH), say=pytest.fail, stopwatch=Clock())
+    generation = VLLMGeneration(LocalEngine(0.15, MAX_LENGTH), say=pytest.fail, stopwatch=Clock())
     yield generation
     generation.close()
 
@@ -227,7 +227,9 @@ def test_a_local_engine_that_dies(local: VLLMGeneration, policy: Any, monkeypatc
     said: list[str] = []
     monkeypatch.setattr(local, "say", said.append)
     before = tokens(local.generate(policy, prompts(), sampling(), SEEDS))
-    local.engine.llm.llm_engine.engine_core.engine_core.model_executor = None  # type: ignore[attr-defined]
+    executor = local.engine.llm.llm_engine.engine_core.engine_core.model_executor  # type: ignore[attr-defined]
+    executor.driver_worker.worker.model_runner.model = None  # what it calls next fails
+    del executor
     assert tokens(local.generate(policy, prompts(), sampling(), SEEDS)) == before
     assert len(said) == 1
     assert "3 responses are drawn again" in said[0]
@@ -272,11 +274,12 @@ def test_ppo(mode: str, request: pytest.FixtureRequest, policy: Any, tmp_path: P
 
     from wpr.ppo import PPOConfig, PPOTrainer
 
+    request.getfixturevalue("local").close()  # two engines do not fit
     url = request.getfixturevalue("server").url if mode == "server" else None
 
     def trainer(steps: int) -> Any:
         args = PPOConfig(
-            str(tmp_path), generation="vllm", vllm_url=url, vllm_memory=0.06, max_prompt_length=32, max_new_tokens=16,
+            str(tmp_path), generation="vllm", vllm_url=url, vllm_memory=0.15, max_prompt_length=32, max_new_tokens=16,
             per_device_train_batch_size=8, max_steps=steps, share_backbone=True, use_cpu=True, report_to="none",
             learning_rate=1e-4, save_steps=1, log_completions=0,
         )  # fmt: skip
@@ -320,6 +323,6 @@ def test_wpr_generate(server: Server, tmp_path: Path) -> None:
 
 
 def test_the_choice_of_a_back_end() -> None:
-    made = BackEnd("vllm", vllm_memory=0.06).make(torch.device("cpu"))
+    made = BackEnd("vllm", vllm_memory=0.15).make(torch.device("cpu"))
     assert isinstance(made, VLLMGeneration)
     assert isinstance(made.engine, LocalEngine)

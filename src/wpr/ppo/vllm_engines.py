@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -198,7 +198,8 @@ class LocalEngine:
     def close(self) -> None:
         if self.llm is None:
             return
-        self.llm.llm_engine.engine_core.shutdown()
+        with suppress(Exception):  # of an engine that is broken
+            self.llm.llm_engine.engine_core.shutdown()
         self.llm, self._model = None, ()
         gc.collect()
         if torch.cuda.is_available():
