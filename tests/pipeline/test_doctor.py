@@ -102,7 +102,7 @@ def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ([], "transformers' generate, on the policy itself. On a GPU: CUDA graphs with a cache of fixed size; keeps "),
+        ([], "transformers' generate, on the policy itself. On a GPU: CUDA graphs with a cache of fixed size; holds "),
         (["ppo.generation=transformers"], "transformers' generate, on the policy itself\n"),
         (
             ["ppo.generation=vllm", "ppo.vllm_url=http://far:8000"],

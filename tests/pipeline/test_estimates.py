@@ -177,12 +177,13 @@ def test_graphs_hold_what_is_estimated(tied: bool, tmp_path: Path) -> None:
     generation, prompts = GraphGeneration(), Prompts(torch.full((6, 20), 3), torch.ones(6, 20))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         generation.generate(model, prompts, Sampling(1.0, 0, 1.0, 0, 10, ()), range(6))
-    assert generation.state is not None
-    assert generation._copy is not None
-    layers = generation.state.cache.layers
-    assert found.cache == sum(states.nbytes for layer in layers for states in (layer.keys, layer.values))
-    held = sum(weight.nbytes for weight in generation._copy[1].parameters())
+    cache = sum(states.nbytes for states in generation.drawer.held)
+    assert found.cache == cache > 0
+    held = generation._held_bytes() - cache
     norms, head = 2 * (2 * size.layers + 1) * size.hidden, 2 * size.vocabulary * size.hidden
     assert found.copy == held - norms + (0 if tied else head)
     assert estimate_generation(stage, size, False, "cuda").copy == 0
+    training = StageEstimate("ppo/rkl", 100.0, 10.0, 0.0)
+    assert found.peak(training, 1e9) == 110 + found.cache + found.copy
+    assert found.peak(training, 1e3) == 100 + found.cache + found.copy  # freed after drawing
     assert estimate_generation(stage, size, True, "cpu").back_end == "transformers"

@@ -22,11 +22,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def test_by_default_a_cpu_runs_transformers_and_a_gpu_graphs(tmp_path: Path) -> None:
     assert type(BackEnd().make(CPU)) is TransformersGeneration
     assert type(BackEnd().make(GPU)) is GraphGeneration
-    assert type(BackEnd().make(GPU, synced=True)) is TransformersGeneration
     assert type(tiny.settings(tmp_path).back_end.make(CPU)) is TransformersGeneration
-    for device, synced in ((CPU, False), (GPU, False), (GPU, True)):
-        name = {TransformersGeneration: "transformers", GraphGeneration: "graphs"}
-        assert name[type(BackEnd().make(device, synced=synced))] == BackEnd().resolve(device.type, synced)
+    assert (BackEnd().resolve("cpu"), BackEnd().resolve("cuda")) == ("transformers", "graphs")
 
 
 def test_the_named_one() -> None:

@@ -20,6 +20,7 @@ from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
 from wpr.ppo.back_ends import BackEnd
 from wpr.ppo.config import PPOConfig
+from wpr.ppo.graph_generation import KEPT
 from wpr.rewards.code import isolation
 from wpr.runs.folder import RunFolder
 
@@ -71,8 +72,8 @@ def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
         return f"vLLM within the process; {share:.0%} of the device's memory (vllm_memory), beside the table"
     parts = [f"{gigabytes(found.cache)} of keys and values"] if found.cache else []
     parts += [f"{gigabytes(found.copy)} for a copy of the weights"] if found.copy else []
-    kept = f"; keeps {' and '.join(parts)} between rollouts, beside the table" if parts else ""
-    return BACK_ENDS[found.back_end] + kept
+    share = f"kept between rollouts where that is at most {KEPT:.0%} of the GPU's memory"
+    return BACK_ENDS[found.back_end] + (f"; holds {' and '.join(parts)}, {share}" if parts else "")
 
 
 def offline() -> bool:
@@ -118,11 +119,11 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     disk = sum(part.disk for part in estimates)
     free = free_space(recipe.folder)
     console.print(f"disk: {gigabytes(disk)} in {recipe.folder} ({gigabytes(free)} free)", soft_wrap=True)
-    held = {name: one.cache + one.copy for name, one in drawing.items()}
-    largest = max(part.memory + held.get(part.stage, 0) for part in estimates)
     has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
+    nothing = GenerationEstimate("transformers")
+    largest = max(drawing.get(part.stage, nothing).peak(part, has) for part in estimates)
     fits = largest <= has
-    sharded = max(part.sharded(count) for part in estimates) <= has  # then there are no graphs
+    sharded = max(part.sharded(count) for part in estimates) <= has
     verdict = (
         "fits on one device of this machine" if fits
         else f"fits on {count} devices of this machine with ZeRO-3 or FSDP (docs/recipes.md)" if sharded

@@ -10,8 +10,8 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
     PPO     16 N (policy) + 16 N (critic) + 4 N (reference) + 4 N (reward model), and the larger of activations +
             logits_memory_mb and the cache of keys and values of the responses that are drawn together
     GRPO, RLOO  the same without critic; all responses of a rollout are drawn together
-    graphs      on a GPU, PPO keeps beside that, from one rollout to the next, the cache and, under autocast, a copy of
-            the policy: 2 N, and 4 V h for its embeddings, which stay in float32, beside a head of their own
+    graphs      on a GPU, PPO holds beside that, while it draws, the cache and, under autocast, a copy of the policy:
+            2 N, and 4 V h for its embeddings, which stay in float32, beside a head of their own
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
@@ -32,7 +32,7 @@ from wpr.config.trainers import config_class
 from wpr.pipeline.arguments import trainer_arguments
 from wpr.pipeline.run import PlannedStage
 from wpr.ppo.back_ends import BackEnd
-from wpr.ppo.graph_generation import PLACES
+from wpr.ppo.graph_generation import KEPT, PLACES
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
 
 @dataclass(frozen=True)
 class GenerationEstimate:
-    """What draws a policy's responses, and bytes that this holds beside what the stage's estimate has.
+    """What draws a policy's responses, and bytes that this holds while it does, beside weights and optimizer.
 
     back_end: ``transformers``, ``graphs``, ``vllm``, or ``trl``. cache: keys and values. copy: of the weights.
     """
@@ -152,6 +152,11 @@ class GenerationEstimate:
     back_end: str
     cache: float = 0
     copy: float = 0
+
+    def peak(self, stage: StageEstimate, device_memory: float) -> float:
+        """Bytes of the stage with it: what is a small share of the device's memory is held while training, too."""
+        held = self.cache + self.copy
+        return stage.memory + held if held <= KEPT * device_memory else max(stage.memory, stage.states + held)
 
 
 def estimate_generation(stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str) -> GenerationEstimate:

@@ -21,7 +21,7 @@ class BackEnd:
     """A choice of back end.
 
     generation: ``transformers``, its `generate` on the policy; ``graphs``, a cache of fixed size and CUDA graphs;
-        ``vllm``; or ``auto``, which is ``graphs`` on a GPU whose weights are whole, else ``transformers``.
+        ``vllm``; or ``auto``, which is ``graphs`` on a GPU, else ``transformers``.
     vllm_url: a server's; None: vLLM within this process. vllm_memory: share of the device's memory that it then takes.
     vllm_max_length: longest sequence that it then takes; None: what the model has positions for.
     vllm_folder: through which a server is sent weights, so that both must see it; None: the one for temporary files.
@@ -47,11 +47,17 @@ class BackEnd:
         if not 0 < self.vllm_memory < 1:
             raise ValueError(f"vllm_memory={self.vllm_memory!r} must be between 0 and 1, a share of the memory")
 
-    def resolve(self, device_type: str, synced: bool = False) -> str:
-        """The back end's name, on such a device. synced: weights are held in parts."""
-        if self.generation == "auto":
-            return "graphs" if device_type == "cuda" and not synced else "transformers"
-        return self.generation
+    def resolve(self, device_type: str) -> str:
+        """The back end's name, on such a device."""
+        import torch
+
+        from wpr.ppo.graph_generation import GraphGeneration, default_generation
+
+        if self.generation != "auto":
+            return self.generation
+        return (
+            "graphs" if isinstance(default_generation(torch.device(device_type)), GraphGeneration) else "transformers"
+        )
 
     def make(
         self,

@@ -126,8 +126,8 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
     # Where responses come from
     generation: Literal["auto", "transformers", "graphs", "vllm"] = _setting(
         "auto",
-        "What draws responses: `transformers`, `graphs` (CUDA graphs), `vllm`, or `auto`: graphs on a GPU whose "
-        "weights are whole, else transformers.",
+        "What draws responses: `transformers`, `graphs` (CUDA graphs), `vllm`, or `auto`: graphs on a GPU, else "
+        "transformers.",
     )
     vllm_url: str | None = _setting(None, "vLLM's server; None: vLLM within this process.")
     vllm_memory: float = _setting(0.3, "Share of the device's memory for vLLM within this process.")
