@@ -38,7 +38,7 @@ LARGEST_SEED = 2**63 - 1
 COMPARED = 4
 """Responses whose log-probabilities are compared with the policy's own after every change of weights."""
 TOLERANCE = 0.5
-"""Mean difference of log-probabilities, in nats, that no rounding explains: bf16's is about a hundredth of it."""
+"""Mean difference of log-probabilities, in nats, that no rounding explains: of bf16 it was 0.013 with wpr-pico."""
 
 
 class VLLMGeneration:
