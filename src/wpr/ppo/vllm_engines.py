@@ -257,7 +257,7 @@ class ServerEngine:
                 ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if self._ask("/reset_prefix_cache", {}).get("success") is not True:
+        if (self._ask("/reset_prefix_cache", {}) or {}).get("success") is not True:
             raise EngineStoppedError(f"{self.name} keeps keys and values of earlier weights; is it used by others?")
 
     def draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> list[Drawn]:
