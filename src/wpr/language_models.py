@@ -195,6 +195,41 @@ def _master(weight: Tensor) -> Tensor:
     return whole_weight(weight) if found is None else found  # none of a weight that is not trained
 
 
+def merged_weights(model: Module) -> dict[str, Tensor]:
+    """Weights by the names of a checkpoint, adapters merged into them; tied ones by each of their names. Those without
+    an adapter are the model's own tensors; the others are new ones, and the model stays as it is, to the last bit.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    plain = plain_model(model)
+    found: dict[str, Tensor] = {}
+    _collect_weights(plain, "", found)
+    return dict(revert_weight_conversion(plain, found))
+
+
+def _collect_weights(module: Module, prefix: str, found: dict[str, Tensor]) -> None:
+    if hasattr(module, "get_base_layer") and hasattr(module, "merge"):  # a layer of PEFT's with an adapter
+        merged = copy.deepcopy(module)
+        merged.merge()
+        module = merged.get_base_layer()
+    elif hasattr(module, "modules_to_save") and hasattr(module, "original_module"):  # PEFT's, trained as a whole
+        module = module.modules_to_save[module.active_adapters[0]]
+    module._save_to_state_dict(found, prefix, False)
+    for name, child in module.named_children():
+        _collect_weights(child, f"{prefix}{name}.", found)
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """A number for every weight, the sum of its bits read as integers: other weights, another fingerprint. (Torch's
+    count of changes misses those that optimizers make behind its back.)
+    """
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    weights = [*model.parameters(), *model.buffers()]
+    sums = [weight.detach().view(kinds[weight.element_size()]).sum(dtype=torch.int64) for weight in weights]
+    return tuple(torch.stack([one.to(sums[0].device) for one in sums]).tolist())
+
+
 def scalar_head(model: Module) -> nn.Module:
     """The layer that turns hidden states into one score, of a sequence-classification model."""
     plain = plain_model(model)

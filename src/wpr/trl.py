@@ -27,12 +27,23 @@ import torch
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
+from wpr.language_models import (
+    Module,
+    as_reference,
+    check_split,
+    evaluating,
+    is_peft,
+    pad,
+    plain_model,
+    starting_point,
+)
 from wpr.ppo.advantages import beyond_the_others, costs_to_go, earned_before, group_scale
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
+from wpr.ppo.generation import Generation, Sampling
 from wpr.ppo.head_loss import loss_from_hidden
 from wpr.ppo.measures import token_statistics
 from wpr.ppo.parts import place_regularizer
+from wpr.ppo.rollout import Prompts
 from wpr.ppo.scoring import from_hidden, logits_in_slices, slice_count
 from wpr.regularizers import Regularizer, Sum
 from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
@@ -104,6 +115,7 @@ class Regularized(Measuring):
     regularizer_future: what a token pays for those after it in the reward form: their exact ``divergence``, or the
         ``penalty`` of the tokens drawn, which has the same mean and more variance.
     regularizer_memory_mb: for the logits of both models that exist at a time.
+    generation: a back end of `wpr.ppo` that draws completions (docs/generation-back-ends.md); None: TRL does.
     """
 
     def __init__(
@@ -117,8 +129,10 @@ class Regularized(Measuring):
         regularizer_beta: float = 0.05,
         regularizer_future: Literal["divergence", "penalty"] = "divergence",
         regularizer_memory_mb: float = 256.0,
+        generation: Generation | None = None,
         **options: Any,
     ) -> None:
+        self.generation = generation
         self.regularizer_in, self.regularizer_beta = regularizer_in, regularizer_beta
         self.regularizer_future, self.regularizer_memory_mb = regularizer_future, regularizer_memory_mb
         if args is not None:  # before a model is loaded
@@ -126,7 +140,7 @@ class Regularized(Measuring):
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
-        _refuse(self._faults(policy))
+        _refuse(self._faults(policy) | ({} if generation is None else _not_drawn(self.args)))
         self.reward_funcs: list[Any] = for_trl(self.reward_funcs, self.processing_class)
         theirs = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
         before = starting_point(policy, adapter_is_new=not is_peft(model)) if theirs is None else theirs
@@ -135,6 +149,17 @@ class Regularized(Measuring):
         if before is not None:
             self.reference = place_frozen(before, self.accelerator, ours=theirs is None)
         self._place(regularizer, policy if before is None else before)
+
+    @torch.no_grad()
+    def _draw(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Completions by the back end. Seeds come from torch's generator, as TRL's draws do."""
+        assert self.generation is not None
+        policy = self.accelerator.unwrap_model(self.model)
+        seeds = torch.randint(2**63 - 1, (len(prompt_ids),)).tolist()
+        prompts = Prompts(*pad(prompt_ids, left=True, device=self.accelerator.device))
+        with evaluating(policy), self.accelerator.autocast():
+            drawn = self.generation.generate(policy, prompts, _sampling(self.args, self.eos_token_ids), seeds)
+        return [tokens[real].tolist() for tokens, real in zip(drawn.tokens, drawn.mask, strict=True)]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with rewards of tokens and penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has
@@ -260,6 +285,11 @@ class Regularized(Measuring):
 class GRPOTrainer(Regularized, trl.GRPOTrainer):  # type: ignore[misc]
     """TRL's `GRPOTrainer` under a regularizer; what it takes beside TRL's arguments is with `Regularized`."""
 
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *others: Any, **options: Any) -> Any:
+        if self.generation is None:
+            return super()._generate_single_turn(prompt_ids, *others, **options)
+        return self._draw(prompt_ids), None  # no log-probabilities: the policy's own are computed
+
     @property
     def _one_ratio_per_sequence(self) -> bool:
         return bool(self.importance_sampling_level == "sequence")
@@ -285,6 +315,11 @@ class RLOOTrainer(Regularized, trl.RLOOTrainer):  # type: ignore[misc]
     """TRL's `RLOOTrainer` under a regularizer; what it takes beside TRL's arguments is with `Regularized`."""
 
     _one_ratio_per_sequence = True
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *others: Any, **options: Any) -> Any:
+        if self.generation is None:
+            return super()._generate_single_turn(prompt_ids, *others, **options)
+        return self._draw(prompt_ids)
 
     def _baseline_factor(self, group: int) -> float:
         return 1.0
@@ -383,6 +418,25 @@ def _refuse(faults: Mapping[str, bool]) -> None:
     """Raise the first message that is true."""
     for message in (message for message, found in faults.items() if found):
         raise ValueError(message)
+
+
+def _sampling(args: Any, eos: Sequence[int]) -> Sampling:
+    """TRL's settings of drawing."""
+    least = (args.generation_kwargs or {}).get("min_new_tokens", 0)
+    return Sampling(args.temperature, args.top_k or 0, args.top_p, least, args.max_completion_length, tuple(eos))
+
+
+def _not_drawn(args: Any) -> dict[str, bool]:
+    """What is true of TRL's settings of drawing that our back ends do not have."""
+    others = {name: value for name, value in (args.generation_kwargs or {}).items() if name != "min_new_tokens"}
+    return {
+        "use_vllm=True has TRL draw completions; drop it, or generation": args.use_vllm,
+        f"min_p={args.min_p} is not known to generation; drop one of them": bool(args.min_p),
+        f"repetition_penalty={args.repetition_penalty} is not known to generation; drop one of them": (
+            args.repetition_penalty != 1
+        ),
+        f"generation_kwargs={others} are not known to generation; drop one of them": bool(others),
+    }
 
 
 def _liger(args: Any) -> dict[str, bool]:

@@ -11,8 +11,10 @@ from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.pipeline.command import Here, content, start
+from tests.ppo.vllm_server import served
 from wpr import pico
 from wpr.findings import load
 from wpr.runs.responses import read_responses
@@ -112,6 +114,8 @@ def test_other_settings_are_refused(here: Here, own_run: Path) -> None:
         (["RUN", "--batch-size", "0"], "batch-size is 0"),
         (["RUN", "--dtype", "int8"], "--dtype int8 is not known"),
         (["RUN", "--device", "frob"], "--device frob"),
+        (["RUN", "--generation", "frob"], "generation='frob' must be one of auto, transformers, graphs, vllm"),
+        (["RUN", "--vllm-url", "http://x"], "no effect with generation='auto'"),
         (["RUN", "--max-new-tokens", "1000"], "positions"),
         (["-m", "/nonexistent/model", "--prompts", "PROMPTS", "-o", "z"], "--model"),
         (["-m", "PICO", "--prompts", "missing.jsonl", "-o", "z"], "missing.jsonl cannot be read"),
@@ -128,6 +132,27 @@ def test_mistakes(
     assert message in finished.error
     assert not (tmp_path / "z").exists() or not any((tmp_path / "z").iterdir())
     assert not (whole_run / "generations").exists() or not any((whole_run / "generations").glob("*.jsonl"))
+
+
+def test_drawn_by_a_vllm_server(here: Here, prompts: Path, tmp_path: Path) -> None:
+    """Its draws are others, so that its files are not taken for those of other back ends."""
+    command = ["generate", "-m", f"story={pico.path()}", "--prompts", str(prompts), "--limit", "3", "-o",
+               str(tmp_path / "out"), "--max-new-tokens", "6", "--device", "cpu"]  # fmt: skip
+    with served(AutoModelForCausalLM.from_pretrained(pico.path(), dtype="float32"), max_length=256) as server:
+        vllm = [*command, "--generation", "vllm", "--vllm-url", server.url]
+        here.succeeds(*vllm)
+        assert (server.loads, server.completions) == (1, 3)
+        made = read_responses(tmp_path / "out" / "story-t0.5.jsonl")
+        assert made.header["generation"] == "vllm"
+        assert sorted(one["seed"] for one in server.asked) == sorted({one["seed"] for one in server.asked})
+        refused = here(*command)
+        assert refused.code == 2
+        assert "generation" in refused.error
+        server.bad.add("short")
+        broken = here(*vllm, "-t", "1")
+    assert broken.code == 1
+    assert "of 6 tokens, without an end token" in broken.error
+    assert "run the same command again" in broken.error
 
 
 def test_killed_and_gone_on(here: Here, prompts: Path, tmp_path: Path) -> None:

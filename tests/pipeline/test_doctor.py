@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ def test_this_machine() -> None:
     assert state["wpr"] == __version__
     assert state["cores, memory"].startswith(f"{machine().cores}, ")
     assert set(state) >= {"python", "torch", "transformers", "trl", "peft", "GPU", "code sandbox", "hub", "penalty"}
+    vllm = "runs vLLM" if importlib.util.find_spec("vllm") else "needs a server (vllm_url): vllm is missing"
+    usual = (
+        "CUDA graphs with a cache of fixed size" if machine().gpus else "transformers' generate, on the policy itself"
+    )
+    assert state["generation"].startswith(f"{usual}; generation=vllm {vllm}")
 
 
 @pytest.mark.parametrize(("value", "found"), [("1", True), ("true", True), ("on", True), ("0", False), ("", False)])
@@ -91,6 +97,25 @@ def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
     assert found["fits"] is False
     assert "does not fit here" in text
     assert "model.lora, or smaller batches" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([], "transformers' generate, on the policy itself. On a GPU: CUDA graphs with a cache of fixed size; holds "),
+        (["ppo.generation=transformers"], "transformers' generate, on the policy itself\n"),
+        (
+            ["ppo.generation=vllm", "ppo.vllm_url=http://far:8000"],
+            "the vLLM server at http://far:8000; nothing on",
+        ),
+        (["ppo.generation=vllm", "ppo.vllm_memory=0.4"], "vLLM within the process; 40% of the device's memory"),
+        (["trainer=grpo", "ppo.responses_per_prompt=4"], "TRL's own generation\n"),
+    ],
+)
+@pytest.mark.skipif(bool(machine().gpus), reason="what is told of a machine without a GPU")
+def test_what_draws_responses(changes: list[str], told: str, tmp_path: Path) -> None:
+    text, found = printed(load_recipe("hh-gemma-2b", [f"output={tmp_path}", *changes]))
+    assert f"generation: {', '.join(found['generation'])}: {told}" in text
 
 
 def test_every_policy_that_is_trained_is_counted(tmp_path: Path) -> None:

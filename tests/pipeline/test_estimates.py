@@ -6,12 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import GemmaConfig, PretrainedConfig, Qwen2Config
 
 from tests.ppo import tiny
 from wpr.config.recipe_file import load_recipe
-from wpr.pipeline.estimates import KNOWN, ModelSize, StageEstimate, _count, downloads, estimate, model_size
+from wpr.pipeline.estimates import (
+    KNOWN,
+    ModelSize,
+    StageEstimate,
+    _count,
+    downloads,
+    estimate,
+    estimate_generation,
+    model_size,
+)
 from wpr.pipeline.run import plan
+from wpr.ppo.generation import Sampling
+from wpr.ppo.graph_generation import GraphGeneration
+from wpr.ppo.rollout import Prompts
 
 # As the models' own configurations have it.
 GEMMA = {"vocab_size": 256_000, "head_dim": 256, "tie_word_embeddings": True}
@@ -149,3 +162,28 @@ def test_downloads(tmp_path: Path) -> None:
     unknown = fetched(size=None)["google/gemma-2b"]
     assert unknown != unknown
     assert downloads(load_recipe("tiny"), None) == {}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_graphs_hold_what_is_estimated(tied: bool, tmp_path: Path) -> None:
+    """To the byte, but for norms, which stay in float32, and with the head counted as if it were tied."""
+    model = tiny.policy(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    size = model_size(str(tmp_path))
+    assert size is not None
+    changes = [*BASE, "model.precision=auto", "ppo.batch_size=6", "ppo.per_device_train_batch_size=3"]
+    stage = next(stage for stage in plan(load_recipe("tiny", changes)) if stage.name == "ppo/rkl")
+    found = estimate_generation(stage, size, True, "cuda")
+    generation, prompts = GraphGeneration(), Prompts(torch.full((6, 20), 3), torch.ones(6, 20))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        generation.generate(model, prompts, Sampling(1.0, 0, 1.0, 0, 10, ()), range(6))
+    cache = sum(states.nbytes for states in generation.drawer.held)
+    assert found.cache == cache > 0
+    held = generation._held_bytes() - cache
+    norms, head = 2 * (2 * size.layers + 1) * size.hidden, 2 * size.vocabulary * size.hidden
+    assert found.copy == held - norms + (0 if tied else head)
+    assert estimate_generation(stage, size, False, "cuda").copy == 0
+    training = StageEstimate("ppo/rkl", 100.0, 10.0, 0.0)
+    assert found.peak(training, 1e9) == 110 + found.cache + found.copy
+    assert found.peak(training, 1e3) == 100 + found.cache + found.copy  # freed after drawing
+    assert estimate_generation(stage, size, True, "cpu").back_end == "transformers"

@@ -10,6 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.pipeline.command import SMALL, Here, manifest, results, statuses
+from tests.ppo import tiny
+from tests.ppo.vllm_server import served
 from wpr.pipeline.training import read_metrics
 from wpr.runs.finished_run import FinishedRun
 
@@ -76,6 +78,7 @@ def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_p
         "data.source=pairs.jsonl", "data.columns={topic: topic}", "scorer.kind=function",
         "scorer.function=short_topics:shortness", "evaluation.gold=short_topics:gold", "model.lora.r=2",
         "rloo.regularizer_in=loss", "ppo.responses_per_prompt=4", "ppo.missing_eos_penalty=50", "ppo.gae_lambda=0.9",
+        "ppo.generation=transformers",
         "evaluation.eval_regularizers={semantic: {name: semantic, neighbours: 64, k2: 32}}",
     )  # fmt: skip
     refused = here("run", "tiny", *given)
@@ -97,6 +100,16 @@ def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_p
     assert broken.code == 1
     assert "step 0: the score of response 0 is nan" in broken.error
     assert list((tmp_path / "broken/ppo/rkl/checkpoints/faults").iterdir())
+
+    with served(tiny.policy()) as server:
+        server.bad.add("production")
+        stopped = here(
+            "run", "tiny", *(one for one in given if "gae" not in one), "output=stopped", "evaluation.prompts=0",
+            "ppo.generation=vllm", f"ppo.vllm_url={server.url}",
+        )  # fmt: skip
+    assert stopped.code == 1
+    assert "step 0: the vLLM server at" in stopped.error
+    assert "VLLM_SERVER_DEV_MODE=1" in stopped.error
 
 
 GRPO_WORDS = (

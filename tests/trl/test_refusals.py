@@ -15,6 +15,7 @@ from trl import GRPOConfig
 from tests.problems import clustered_embeddings
 from tests.trl import tiny
 from wpr import TokenGeometry, Wasserstein
+from wpr.ppo import TransformersGeneration
 
 ELSEWHERE = Wasserstein(TokenGeometry.from_embeddings(clustered_embeddings(), neighbours=4), "unbalanced", k2=8)
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -26,6 +27,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a name": ({"regularizer": "reverse-lk"}, {}, "no regularizer 'reverse-lk'; did you mean 'reverse-kl'"),
     "a vocabulary": ({"regularizer": ELSEWHERE}, {}, "geometry has 60 tokens but the reference 40"),
     "another model": ({"regularizer": "semantic:embeddings=some/model"}, {}, "names another model's embeddings"),
+    "drawing": ({"generation": TransformersGeneration()}, {"min_p": 0.1}, "min_p=0.1 is not known to generation"),
+    "a penalty": (
+        {"generation": TransformersGeneration()}, {"repetition_penalty": 1.1}, "repetition_penalty=1.1 is not known",
+    ),
+    "more drawing": (
+        {"generation": TransformersGeneration()}, {"generation_kwargs": {"typical_p": 0.5}}, "'typical_p': 0.5} are",
+    ),
     "a prompt": (
         {"peft_config": PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")}, {}, "trains prompts",
     ),

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tests.ppo import tiny as models
 from tests.trl import tiny
 from wpr.language_models import as_reference
+from wpr.ppo import TransformersGeneration
 
 NAMES = ["divergence", "reverse-kl", "semantic"]
 BOTH = [(algorithm, form) for algorithm in ("grpo", "rloo") for form in ("reward", "loss")]
@@ -52,6 +53,42 @@ def test_steps_and_metrics(algorithm: str, form: str, tmp_path: Path) -> None:
     assert all(evaluated[f"eval_regularizer/{name}"] > 0 for name in NAMES)
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.reference.parameters(), strict=True))
+
+
+class Kept(TransformersGeneration):
+    """Keeps what it was asked and what it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[tuple[Any, Any, Any]] = []
+
+    def generate(self, policy: Any, prompts: Any, sampling: Any, seeds: Any) -> Any:
+        assert not policy.training
+        found = super().generate(policy, prompts, sampling, seeds)
+        self.drawn.append((sampling, seeds, found))
+        return found
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_completions_of_another_back_end(algorithm: str, tmp_path: Path) -> None:
+    settings = {"temperature": 0.9, "top_k": 12, "generation_kwargs": {"min_new_tokens": 2}}
+    runs = []
+    for folder in ("one", "two"):
+        kept = Kept()
+        trainer = tiny.trainer(tmp_path / folder, algorithm, short_completions(), {"generation": kept}, **settings)
+        batches: list[Any] = []
+        score = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = lambda rows, score=score, to=batches: to.append(score(rows)) or to[-1]
+        trainer.train()
+        runs.append(kept.drawn)
+        for (sampling, seeds, found), batch in zip(kept.drawn, batches, strict=True):
+            assert (sampling.temperature, sampling.top_k, sampling.min_new_tokens) == (0.9, 12, 2)
+            assert (sampling.max_new_tokens, sampling.eos) == (6, (models.EOS,))
+            assert len(set(seeds)) == 8
+            assert torch.equal(batch["completion_ids"][batch["completion_mask"].bool()], found.tokens[found.mask])
+    assert len(runs[0]) == 2
+    assert [seeds for _, seeds, _ in runs[0]] == [seeds for _, seeds, _ in runs[1]]
+    assert runs[0][0][1] != runs[0][1][1]
 
 
 @pytest.mark.parametrize("form", ["reward", "loss"])

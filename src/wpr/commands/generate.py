@@ -53,6 +53,8 @@ def generate(
     batch_size: generation.BatchSize = 16,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
+    back_end: generation.BackEndOption = "auto",
+    vllm_url: generation.VLLMUrl = None,
 ) -> None:
     """Let models answer prompts, and write the responses to files, one per model and temperature.
 
@@ -73,7 +75,7 @@ def generate(
 
     generation.one_of_both(run, model)
     _check(run, prompts, template, output)
-    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device)
+    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device, back_end, vllm_url)
     found = chosen.run
     longest = max_new_tokens if max_new_tokens is not None else 256 if found is None else found.max_new_tokens
     samplings = [SamplingParams(one, top_k, top_p, longest, seed) for one in dict.fromkeys(temperature or [0.5])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from wpr.data import DataSettings
     from wpr.evaluation.response_generation import EncodedPrompt, LoadedModel, SamplingParams
     from wpr.evaluation.run_models import RunModels
+    from wpr.ppo.back_ends import BackEnd
+    from wpr.ppo.generation import Generation
     from wpr.runs.responses import ResponseFile
 
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
@@ -42,6 +44,12 @@ Dtype = Annotated[
     str, computing_option(help="Precision: auto (bf16 on GPUs that have it), float32, bfloat16, float16.")
 ]
 Device = Annotated[str | None, computing_option(help="Device, as cpu or cuda:1.", show_default="the accelerator")]
+BackEndOption = Annotated[
+    str, computing_option("--generation", help="What draws: transformers, graphs (on a GPU), vllm, or auto.")
+]
+VLLMUrl = Annotated[
+    str | None, computing_option(help="Server of --generation vllm.", show_default="vLLM within this process")
+]
 
 RESTART = "make it again with --restart (the old file is kept as .old), or write elsewhere with -o FOLDER"
 
@@ -51,7 +59,7 @@ class ChosenModels:
     """The models that a command asks, and how they are run.
 
     run: whose models they are; None: they were named one by one. paths: folders or hub names, by name.
-    restart: make files again that other settings made.
+    restart: make files again that other settings made. back_end: what draws their responses.
     """
 
     run: RunModels | None
@@ -60,6 +68,20 @@ class ChosenModels:
     restart: bool
     dtype: str
     device: str | None
+    back_end: BackEnd
+
+    @cached_property
+    def generation(self) -> Generation | None:
+        """What draws the responses of all models, one after the other; None: each model's default."""
+        from wpr.errors import OptionError
+        from wpr.runs.finished_run import device_of
+
+        if self.back_end.generation == "auto":
+            return None
+        try:
+            return self.back_end.make(device_of(self.device))
+        except ValueError as error:
+            raise OptionError(str(error)) from None
 
     def folder(self, output: Path | None, *parts: str) -> Path:
         """``output``, or where none is named one within the run's folder."""
@@ -75,7 +97,9 @@ class ChosenModels:
         """One of them, to answer prompts that become tokens as ``settings`` say."""
         from wpr.evaluation.run_models import load_speaker
 
-        return load_speaker(path, settings, self.dtype, self.device, tokenizer, own_stops=self.run is None)
+        return load_speaker(
+            path, settings, self.dtype, self.device, tokenizer, own_stops=self.run is None, back_end=self.generation
+        )
 
     def answer(
         self,
@@ -90,6 +114,8 @@ class ChosenModels:
         from wpr.evaluation.response_generation import generate_file, header_of, set_aside, settings_differ
         from wpr.pipeline.environment import versions
 
+        if self.back_end.generation == "vllm":  # whose draws are others
+            facts["generation"] = "vllm"
         header = header_of(model, prompts, sampling, name=name, **facts, versions=versions())
         if self.restart and settings_differ(path, header):
             moved = set_aside(path)
@@ -106,17 +132,25 @@ def choose_models(
     restart: bool,
     dtype: str,
     device: str | None,
+    generation: str,
+    vllm_url: str | None,
 ) -> ChosenModels:
     """A run's models, all or the chosen policies with SFT, or models by name. A run's are run in its own precision."""
+    from wpr.errors import OptionError
     from wpr.evaluation.run_models import RunModels, named_models
+    from wpr.ppo.back_ends import BackEnd
 
+    try:
+        back_end = BackEnd(generation, vllm_url)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
     if run is None:
-        return ChosenModels(None, named_models(models or []), batch_size, restart, dtype, device)
+        return ChosenModels(None, named_models(models or []), batch_size, restart, dtype, device, back_end)
     found = RunModels(run)
     for text in [] if policies else found.notes():
         note(text)
     precision = found.dtype if dtype == "auto" else dtype
-    return ChosenModels(found, found.choose(policies or []), batch_size, restart, precision, device)
+    return ChosenModels(found, found.choose(policies or []), batch_size, restart, precision, device, back_end)
 
 
 def one_of_both(run: Path | None, models: Sequence[str] | None) -> None:

@@ -65,6 +65,8 @@ def mt_bench(
     batch_size: generation.BatchSize = 16,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
+    back_end: generation.BackEndOption = "auto",
+    vllm_url: generation.VLLMUrl = None,
     judge: judge_options.JudgeModel = None,
     base_url: judge_options.BaseUrl = None,
     function: Function = None,
@@ -100,7 +102,7 @@ def mt_bench(
     limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout)
     asking = judge_options.AskingOptions(limits, price_in, price_out, yes, dry_run)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
-    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device)
+    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device, back_end, vllm_url)
     chosen.folder(output)  # refused now, not after the first answers
     bench = _Bench(asked, heat, SamplingParams(0.0, top_k, top_p, max_new_tokens, seed), chosen, output)
     answers = {name: bench.answer(name, path) for name, path in chosen.paths.items()}

@@ -63,6 +63,8 @@ def pass_at_1(
     unsafe: Unsafe = False,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
+    back_end: generation.BackEndOption = "auto",
+    vllm_url: generation.VLLMUrl = None,
 ) -> None:
     """Let models write programs, run them in a sandbox, and count the problems that are solved at the first try.
 
@@ -89,7 +91,7 @@ def pass_at_1(
     limits = Limits(wall_seconds=seconds, cpu_seconds=seconds)
     runner = Runner(limits, workers, unsafe)  # refuses now, not after hours of generation
     sampling = SamplingParams(temperature, 0, 1.0, max_new_tokens, seed)
-    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device)
+    chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device, back_end, vllm_url)
     exam = _Exam(chosen, sampling, runner, problems, limit, output)
     for name, path in chosen.paths.items():
         exam.take(name, path, style)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wpr.atomic_io import unused_path
 from wpr.data.rows import DataError, Message
+from wpr.errors import UserError
 from wpr.runs.fingerprints import content_fingerprint, tokenizer_fingerprint
 from wpr.runs.jsonl_log import PARTIAL, Journal, refuse_other_header
 from wpr.runs.responses import Response, ResponseFile, read_responses, response_of
@@ -87,6 +88,7 @@ class LoadedModel:
 
     name: where it was loaded from. weights: their fingerprint. stops: tokens that end a response.
     template: ``chat`` or ``text``, how prompts became tokens.
+    back_end: what draws its responses; None: what does by default on its device.
     """
 
     model: Any
@@ -95,13 +97,14 @@ class LoadedModel:
     weights: str
     stops: tuple[int, ...]
     template: str
+    back_end: Generation | None = None
 
     @cached_property
     def generation(self) -> Generation:
         """What draws its responses."""
-        from wpr.ppo.graph_generation import default_generation
+        from wpr.ppo.back_ends import BackEnd
 
-        return default_generation(self.model.device)
+        return self.back_end or BackEnd().make(self.model.device)
 
     def facts(self) -> dict[str, Any]:
         """For a header."""
@@ -228,7 +231,7 @@ def batches(prompts: Sequence[EncodedPrompt], size: int) -> Iterator[list[Encode
 def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: SamplingParams) -> list[Response]:
     """One response to each prompt of a batch, all of one temperature."""
     from wpr.language_models import pad
-    from wpr.ppo.generation import GenerationError
+    from wpr.ppo.generation import EngineError, GenerationError
     from wpr.ppo.rollout import Prompts
 
     own = batch[0].temperature
@@ -243,6 +246,8 @@ def respond(speaker: LoadedModel, batch: Sequence[EncodedPrompt], drawing: Sampl
             f"{batch[error.row].prompt_id} (largest logit {error.value}); its weights are damaged, or --dtype is too "
             "coarse for them"
         ) from None
+    except EngineError as error:
+        raise UserError(f"{error}. What was drawn before is kept: run the same command again") from None
     rows = [tokens[real].tolist() for tokens, real in zip(found.tokens, found.mask, strict=True)]
     texts = [
         continuation(speaker.tokenizer, asked.input_ids, tokens) for asked, tokens in zip(batch, rows, strict=True)

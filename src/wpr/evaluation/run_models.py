@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wpr.data import DataError, DataSettings, Encoder, Row, SplitSettings, load_corpus, ppo_rows, split_corpus
 from wpr.errors import OptionError, RunFolderError
@@ -15,6 +15,9 @@ from wpr.model_loading import load_any_causal, load_tokenizer
 from wpr.runs.fingerprints import weights_fingerprint
 from wpr.runs.finished_run import REFERENCE, FinishedRun, device_of
 from wpr.runs.responses import prompt_id
+
+if TYPE_CHECKING:
+    from wpr.ppo.generation import Generation
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
 """The recipe's words and torch's."""
@@ -109,12 +112,14 @@ def load_speaker(
     device: str | None = None,
     tokenizer: Any = None,
     own_stops: bool = True,
+    back_end: Generation | None = None,
 ) -> LoadedModel:
     """Load a model that answers.
 
     settings: whose ``template`` says how prompts become tokens. tokenizer: the model's own where none is given.
     own_stops: end responses also at what the model's generation settings say; otherwise only where SFT ended
         completions, as PPO does.
+    back_end: what draws its responses, if not what does by default.
     """
     tokenizer = load_tokenizer(name, setting="--model") if tokenizer is None else tokenizer
     encoder = Encoder(tokenizer, settings)
@@ -124,8 +129,9 @@ def load_speaker(
         own = model.generation_config.eos_token_id
         stops.update([] if own is None else own if isinstance(own, list) else [own])
     return LoadedModel(
-        model, tokenizer, name, weights_fingerprint(name), tuple(sorted(stops)), "chat" if encoder.chat else "text"
-    )
+        model, tokenizer, name, weights_fingerprint(name), tuple(sorted(stops)), "chat" if encoder.chat else "text",
+        back_end,
+    )  # fmt: skip
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:

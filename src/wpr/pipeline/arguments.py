@@ -20,6 +20,7 @@ NO_EFFECT = {
     "dataset_num_proc", "log_completions", "log_completions_steps", "log_level", "eval_strategy", "eval_steps",
     "per_device_eval_batch_size", "project", "trackio_space_id", "gradient_checkpointing", "activation_offloading",
     "torch_empty_cache_steps", "generation_batch_size", "scoring_batch_size", "logits_memory_mb",
+    "vllm_url", "vllm_memory", "vllm_max_length", "vllm_folder",
     "num_completions_to_print", "log_unique_prompts", "log_multimodal", "log_completions_hub_repo",
 }  # fmt: skip
 """Settings that may change between two runs of a stage: they do not change what is trained."""

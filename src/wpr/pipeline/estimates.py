@@ -10,6 +10,8 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
     PPO     16 N (policy) + 16 N (critic) + 4 N (reference) + 4 N (reward model), and the larger of activations +
             logits_memory_mb and the cache of keys and values of the responses that are drawn together
     GRPO, RLOO  the same without critic; all responses of a rollout are drawn together
+    graphs      on a GPU, PPO holds beside that, while it draws, the cache and, under autocast, a copy of the policy:
+            2 N, and 4 V h for its embeddings, which stay in float32, beside a head of their own
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
@@ -20,6 +22,7 @@ with measured peaks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ from wpr.config.recipe import Recipe
 from wpr.config.trainers import config_class
 from wpr.pipeline.arguments import trainer_arguments
 from wpr.pipeline.run import PlannedStage
+from wpr.ppo.back_ends import BackEnd
+from wpr.ppo.graph_generation import KEPT, PLACES
 
 
 @dataclass(frozen=True)
@@ -128,15 +133,53 @@ def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
         reference = 0 if recipe.model.lora is not None else 4 * size.parameters
         scorer = 4 * size.parameters if recipe.scorer.kind == "model" else 0
         frozen = critic + reference + scorer
-        rollout = batch * settings["gradient_accumulation_steps"] * settings["num_minibatches"]
-        together = min(rollout, settings["generation_batch_size"] or rollout) if recipe.trainer == "ppo" else rollout
-        cache = 2 * width * size.key_value_width * size.layers * tokens * together
+        cache = _cache(recipe, settings, size, width, tokens)
         activations = max(activations + settings["logits_memory_mb"] * 2**20, cache)
     saved = 4 * size.parameters
     optimizer = 8 * size.parameters if recipe.model.lora is None else 8 * _adapter(recipe, size)
     parts = 2 if has_critic else 1
     kept = settings.get("save_total_limit") or 2
     return StageEstimate(stage.name, trained + frozen, activations, saved + kept * parts * (saved + optimizer))
+
+
+@dataclass(frozen=True)
+class GenerationEstimate:
+    """What draws a policy's responses, and bytes that this holds while it does, beside weights and optimizer.
+
+    back_end: ``transformers``, ``graphs``, ``vllm``, or ``trl``. cache: keys and values. copy: of the weights.
+    """
+
+    back_end: str
+    cache: float = 0
+    copy: float = 0
+
+    def peak(self, stage: StageEstimate, device_memory: float) -> float:
+        """Bytes of the stage with it: what is a small share of the device's memory is held while training, too."""
+        held = self.cache + self.copy
+        return stage.memory + held if held <= KEPT * device_memory else max(stage.memory, stage.states + held)
+
+
+def estimate_generation(stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str) -> GenerationEstimate:
+    """Of a policy's stage, on such a device."""
+    settings = _settings(stage.recipe, "ppo", bf16)
+    if settings["generation"] == "auto" and stage.recipe.trainer != "ppo":
+        return GenerationEstimate("trl")
+    back_end = BackEnd(settings["generation"], settings["vllm_url"]).resolve(device_type)
+    if back_end != "graphs":
+        return GenerationEstimate(back_end)
+    half = settings["bf16"] or settings["fp16"]
+    places = PLACES * math.ceil((settings["max_prompt_length"] + settings["max_new_tokens"]) / PLACES)
+    # Under autocast values are in half precision, and keys in float32, as rotary positions leave them.
+    cache = _cache(stage.recipe, settings, size, 3 if half else 4, places)
+    return GenerationEstimate(back_end, cache, 2 * size.parameters + 4 * size.vocabulary * size.hidden if half else 0)
+
+
+def _cache(recipe: Recipe, settings: dict[str, Any], size: ModelSize, width: int, tokens: int) -> float:
+    """Bytes of keys and values of the responses that are drawn together, each with its prompt so many tokens long."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_minibatches")
+    rollout: int = math.prod(settings[name] for name in names)
+    together: int = min(rollout, settings["generation_batch_size"] or rollout) if recipe.trainer == "ppo" else rollout
+    return 2.0 * width * size.key_value_width * size.layers * tokens * together
 
 
 def _settings(recipe: Recipe, kind: str, bf16: bool) -> dict[str, Any]:

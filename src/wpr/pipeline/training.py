@@ -19,6 +19,7 @@ from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 from wpr.ppo.checkpoints import LOGS_STATE, checkpoints_in, damage, is_finished, last_complete_checkpoint
 from wpr.ppo.console import ConsoleCallback
 from wpr.ppo.distributed import EndsInTime
+from wpr.ppo.vllm_generation import VLLMGeneration
 from wpr.runs.tolerant import Problems, read_lines
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,9 @@ def model_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 def release(*objects: Any) -> None:
     """Give the memory of a stage's trainer back before the next one starts."""
     for trainer in objects:
+        generation: Any = getattr(getattr(trainer, "collector", None), "generation", None)
+        if isinstance(generation, VLLMGeneration):
+            generation.close()
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
             accelerator.free_memory()

@@ -23,7 +23,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import max_over_processes, sum_over_processes
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import TrainingFault, report_fault
-from wpr.ppo.graph_generation import default_generation
+from wpr.ppo.generation import EngineError
 from wpr.ppo.metrics import FunctionLog, Stopwatch, number_or_none, peak_memory_gb, scored
 from wpr.ppo.parts import make_monitors, place_regularizer, place_reward, sampling_of
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
@@ -70,6 +70,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         self.stopwatch = Stopwatch(args.device)
         end_with(model, shared.stop_token_ids or [])
         prompts = [processing_class.decode(row["input_ids"]) for row in train_dataset]
+        back_end = shared.back_end.make(args.device, processes=args.world_size, stopwatch=self.stopwatch)
         super().__init__(
             model,
             self.score,
@@ -79,6 +80,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             processing_class=processing_class,
             regularizer_beta=shared.beta,
             regularizer_memory_mb=2 / WORKING_COPIES * shared.logits_memory_mb,  # there it is of the logits alone
+            generation=None if shared.generation == "auto" else back_end,
             **options,
         )
         show_progress(self, title)
@@ -95,7 +97,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         }
         self.collector = Collector(
             shared, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
-            default_generation(args.device), sampling_of(shared, policy, processing_class), self.stopwatch,
+            back_end, sampling_of(shared, policy, processing_class), self.stopwatch,
             make_monitors(monitors, policy, self.accelerator), self.eval_regularizers,
         )  # fmt: skip
 
@@ -145,7 +147,14 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
 
     def _generate(self, *args: Any) -> Any:
         with self.stopwatch("generation"):
-            return super()._generate(*args)
+            try:
+                return super()._generate(*args)
+            except EngineError as error:
+                raise TrainingFault(
+                    f"step {self.state.global_step}: {error}. The checkpoints in {self.args.output_dir} are as they "
+                    "were; fix the cause and resume",
+                    None,
+                ) from error
 
     def _penalties(self, *args: Any) -> Any:
         with self.stopwatch("scoring"):
@@ -166,7 +175,8 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             metrics["peak_memory_gb"] = [peak_memory_gb(self.args.device)]
             seconds = self.stopwatch.drain()
             whole = seconds.pop("backpropagation", 0.0)
-            for part, value in (seconds | {"backpropagation": whole - sum(seconds.values())}).items():
+            parts = [value for part, value in seconds.items() if part != "weight_sync"]  # that is in generation
+            for part, value in (seconds | {"backpropagation": whole - sum(parts)}).items():
                 metrics[f"seconds_{part}"] = [value]
         super().log(logs, start_time)
 

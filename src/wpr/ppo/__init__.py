@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from wpr.ppo.graph_generation import GraphGeneration
     from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
     from wpr.ppo.trainer import PPOTrainer
+    from wpr.ppo.vllm_generation import VLLMGeneration
 
 __all__ = [
     "Generation",
@@ -23,6 +24,7 @@ __all__ = [
     "Sampling",
     "TrainingFault",
     "TransformersGeneration",
+    "VLLMGeneration",
     "responses_from_tokens",
 ]
 
@@ -36,6 +38,7 @@ _FILES = {
     "Sampling": "generation",
     "TrainingFault": "faults",
     "TransformersGeneration": "generation",
+    "VLLMGeneration": "vllm_generation",
     "responses_from_tokens": "rollout",
 }
 

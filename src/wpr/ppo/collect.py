@@ -21,7 +21,14 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import is_sharded, max_over_processes
 from wpr.ppo.faults import Fault
-from wpr.ppo.generation import Generation, GenerationError, Sampling, generate_in_parts, response_seeds
+from wpr.ppo.generation import (
+    EngineError,
+    Generation,
+    GenerationError,
+    Sampling,
+    generate_in_parts,
+    response_seeds,
+)
 from wpr.ppo.measures import LogitsError, Measures
 from wpr.ppo.metrics import FunctionLog, Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
@@ -45,6 +52,8 @@ class Experience:
     measures: ``(P,)`` each, in the order of ``mask``.
     completions: the texts. watched: ``(B,)`` by name, what the monitors gave. parts: the same of a sum's parts.
     logged: what reward functions logged themselves.
+    mismatch: ``(P,)`` log-probabilities of the engine that drew the tokens, minus the policy's own; None where the
+        policy drew them, or is measured at another temperature than 1, which the engine's are of.
 
     Scores of responses that no function scored are NaN.
     """
@@ -61,6 +70,7 @@ class Experience:
     watched: dict[str, Tensor]
     parts: dict[str, Tensor]
     logged: FunctionLog
+    mismatch: Tensor | None = None
 
     def scatter_to_mask(self, values: Tensor) -> Tensor:
         """Values of real tokens ``(P,)`` in their places ``(B, L)``, 0 elsewhere."""
@@ -126,6 +136,9 @@ class Collector:
                     values={"largest_logit": error.value},
                 )  # fmt: skip
                 responses = _nothing(prompts)
+            except EngineError as error:
+                fault = Fault("generation", str(error), texts[0])
+                responses = _nothing(prompts)
         logged = FunctionLog(len(prompts), self.monitors)
         completions = self.completions(prompts, responses, texts, columns, logged, trainer_state)
         ids, mask = completions.input_ids, completions.attention_mask
@@ -145,8 +158,13 @@ class Collector:
         return Experience(
             ids, mask, responses.mask, responses.finished, scores,
             pad(placed, (0, responses.mask.shape[1] - placed.shape[1])), values, measures, completions, watched,
-            self.part_scores(), logged,
+            self.part_scores(), logged, self._mismatch(responses, measures),
         )  # fmt: skip
+
+    def _mismatch(self, responses: Responses, measures: Measures) -> Tensor | None:
+        if responses.log_probs is None or self.config.logprob_temperature != 1:
+            return None
+        return responses.log_probs[responses.mask] - measures.log_prob
 
     def completions(
         self,

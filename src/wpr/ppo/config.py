@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from transformers import TrainingArguments
 
+from wpr.ppo.back_ends import BackEnd
+
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -121,6 +123,21 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
         None, "Tokens that end a response; by default the model's and the tokenizer's end-of-sequence tokens."
     )
 
+    # Where responses come from
+    generation: Literal["auto", "transformers", "graphs", "vllm"] = _setting(
+        "auto",
+        "What draws responses: `transformers`, `graphs` (CUDA graphs), `vllm`, or `auto`: graphs on a GPU, else "
+        "transformers.",
+    )
+    vllm_url: str | None = _setting(None, "vLLM's server; None: vLLM within this process.")
+    vllm_memory: float = _setting(0.3, "Share of the device's memory for vLLM within this process.")
+    vllm_max_length: int | None = _setting(
+        None, "Longest sequence of vLLM within this process; None: `max_prompt_length` + `max_new_tokens`."
+    )
+    vllm_folder: str | None = _setting(
+        None, "Folder through which a vLLM server is sent weights: both see it; None: that for temporary files."
+    )
+
     # Rewards
     reward_weights: list[float] | None = _setting(  # noqa: RUF009
         None, "Weights of several rewards, in their order; None: 1 each, or those of pairs (reward, weight)."
@@ -198,6 +215,7 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
                 f"train_sampling_strategy={self.train_sampling_strategy!r} is not supported; use 'random' or "
                 "'sequential'"
             )
+        _ = self.back_end  # its own checks
         if self.beta_schedule != "constant" and self.beta_end is None:
             raise ValueError(f"beta_schedule={self.beta_schedule!r} needs beta_end, the value that beta ends at")
         if self.beta_schedule == "constant" and self.beta_end is not None:
@@ -228,6 +246,12 @@ class PPOConfig(TrainingArguments):  # type: ignore[misc]
             fine, limit = wanted.get(kind.removesuffix(" | None"), (True, ""))
             if not fine:
                 raise ValueError(f"{name}={value!r} must be {limit}" + (", or None" if optional else ""))
+
+    @property
+    def back_end(self) -> BackEnd:
+        """What draws responses."""
+        longest = self.vllm_max_length or self.max_prompt_length + self.max_new_tokens
+        return BackEnd(self.generation, self.vllm_url, self.vllm_memory, longest, self.vllm_folder)
 
     @property
     def responses_per_device(self) -> int:
@@ -273,7 +297,7 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
     ("a positive number; for nearly greedy sampling use a small one", lambda value: value > 0, ("temperature",)),
     ("an integer of at least 1", lambda value: value >= 1,
      ("responses_per_prompt", "max_prompt_length", "max_new_tokens", "ppo_epochs", "num_minibatches",
-      "generation_batch_size", "scoring_batch_size", "log_completions_steps")),
+      "generation_batch_size", "scoring_batch_size", "log_completions_steps", "vllm_max_length")),
     ("0 (all tokens) or more", lambda value: value >= 0, ("top_k",)),
     ("above 0 and at most 1", lambda value: 0 < value <= 1, ("top_p",)),
     ("between 0 and 1", lambda value: 0 <= value <= 1, ("gamma", "gae_lambda")),

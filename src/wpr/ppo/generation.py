@@ -58,6 +58,10 @@ class GenerationError(FloatingPointError):
         )
 
 
+class EngineError(RuntimeError):
+    """An engine that draws responses for us could not, or gave something that is no response to what was asked."""
+
+
 class Generation(Protocol):
     """A back end that draws responses from the current policy."""
 
@@ -96,10 +100,16 @@ def generate_in_parts(
     if failed is not None:
         raise failed
     width = max(part.tokens.shape[1] for part in parts)
+
+    def together(rows: list[Tensor]) -> Tensor:
+        return torch.cat([pad(part, (0, width - part.shape[1])) for part in rows])
+
+    log_probs = [part.log_probs for part in parts if part.log_probs is not None]
     return Responses(
-        torch.cat([pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts]),
-        torch.cat([pad(part.mask, (0, width - part.mask.shape[1])) for part in parts]),
+        together([part.tokens for part in parts]),
+        together([part.mask for part in parts]),
         torch.cat([part.finished for part in parts]),
+        together(log_probs) if log_probs else None,
     )
 
 

@@ -20,7 +20,10 @@ LOGGED = {
     "skipped_rollouts", "learning_rate", "critic_learning_rate", "epoch", "step", "runtime", "number", "prompt",
     "response", "finished", "columns",
 }  # fmt: skip
-OWN_STARTS = ("seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory", "rewards/", "monitor/")
+OWN_STARTS = (
+    "seconds_", "solver_", "divergence_", "eval_", "train_", "score_", "peak_memory", "rewards/", "monitor/",
+    "generation_mismatch",
+)  # fmt: skip
 OWN_ENDS = ("_ids", "grad_norm")
 """Names that the log and the files of responses have for themselves, how such names begin and how they end."""
 

@@ -45,11 +45,14 @@ class Responses:
     tokens: ``(B, L)``; what stands on padding has no meaning.
     mask: ``(B, L)`` True on real tokens. The end-of-sequence token is real.
     finished: ``(B,)`` whether the response ended by itself, rather than at the maximum length.
+    log_probs: ``(B, L)`` of the tokens at temperature 1, as another engine computed them: to be compared with those of
+        the policy, never to be learned from. None: the policy itself drew.
     """
 
     tokens: Tensor
     mask: Tensor
     finished: Tensor
+    log_probs: Tensor | None = None
 
 
 def responses_from_tokens(tokens: Tensor, eos: Sequence[int]) -> Responses:

@@ -29,6 +29,10 @@ def note_rollout(metrics: Metrics, result: Experience, rewards: Tensor, beta: fl
     add("explained_variance", explained_variance)
     for name, values in measures.diagnostics.items():
         add(f"solver_{name}", values)
+    if result.mismatch is not None and len(result.mismatch):
+        add("generation_mismatch", result.mismatch.abs())
+        add("generation_mismatch_max", float(result.mismatch.abs().max()))
+        add("generation_mismatch_ratio", result.mismatch.neg().exp())
 
 
 def note_scores(metrics: Metrics, result: Experience, rows: Tensor | slice) -> None:

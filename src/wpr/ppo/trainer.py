@@ -26,7 +26,6 @@ from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import Fault, describe_loss
 from wpr.ppo.generation import Generation
-from wpr.ppo.graph_generation import default_generation
 from wpr.ppo.losses import policy_loss, value_loss
 from wpr.ppo.metrics import scored
 from wpr.ppo.parts import (
@@ -88,7 +87,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         eval_dataset (`Dataset`, a sequence of rows, or a `dict` of these, *optional*): the same, for `evaluate`.
         processing_class (`PreTrainedTokenizerBase`, *optional*): the tokenizer; by default that of ``model``'s folder.
         peft_config (`PeftConfig`, *optional*): gives the policy an adapter, which is then all of it that is trained.
-        generation (`Generation`, *optional*): where responses come from; by default transformers' ``generate``.
+        generation (`Generation`, *optional*): where responses come from; by default what ``args.generation`` names.
         monitors (`dict` from `str` to rewards, *optional*): scores that are logged and never learned from: what tells
             whether a reward model is being fooled.
         eval_regularizers (`dict` from `str` to `Regularizer` or `str`, *optional*): regularizers whose divergence
@@ -150,10 +149,21 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         self.monitors = make_monitors(monitors or {}, actor_critic.policy, self.accelerator)
         self.collector = Collector(
             args, self.accelerator, processing_class, self.reference, self.reward, self.regularizer,
-            generation or default_generation(self.accelerator.device, synced=is_sharded(self.accelerator)),
+            self._back_end(generation),
             sampling_of(args, actor_critic.policy, processing_class), self.stopwatch, self.monitors,
             self.eval_regularizers,
         )  # fmt: skip
+
+    def _back_end(self, given: Generation | None) -> Generation:
+        args = self.args
+        if given is None:
+            return args.back_end.make(
+                self.accelerator.device, synced=is_sharded(self.accelerator),
+                processes=self.accelerator.num_processes, stopwatch=self.stopwatch,
+            )  # fmt: skip
+        if args.generation != "auto":
+            raise ValueError(f"generation is given, and args.generation={args.generation!r} names one; leave one out")
+        return given
 
     def _reset(self) -> None:
         super()._reset()
