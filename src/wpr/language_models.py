@@ -207,13 +207,24 @@ def merged_weights(model: Module) -> dict[str, Tensor]:
     return dict(revert_weight_conversion(plain, found))
 
 
+def without_wrapper(module: Module) -> Module:
+    """The plain layer that computes what a layer of PEFT's does: its base with the adapters merged into a copy of it,
+    or what is trained in its place as a whole. Other layers are themselves.
+    """
+    if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+        trained = [] if module.disable_adapters else module.active_adapters
+        return module.modules_to_save[trained[0]] if trained else module.original_module
+    if not hasattr(module, "get_base_layer") or not hasattr(module, "merge"):
+        return module
+    if module.disable_adapters or module.merged:
+        return module.get_base_layer()
+    merged = copy.deepcopy(module)
+    merged.merge()
+    return merged.get_base_layer()
+
+
 def _collect_weights(module: Module, prefix: str, found: dict[str, Tensor]) -> None:
-    if hasattr(module, "get_base_layer") and hasattr(module, "merge"):  # a layer of PEFT's with an adapter
-        merged = copy.deepcopy(module)
-        merged.merge()
-        module = merged.get_base_layer()
-    elif hasattr(module, "modules_to_save") and hasattr(module, "original_module"):  # PEFT's, trained as a whole
-        module = module.modules_to_save[module.active_adapters[0]]
+    module = without_wrapper(module)
     module._save_to_state_dict(found, prefix, False)
     for name, child in module.named_children():
         _collect_weights(child, f"{prefix}{name}.", found)

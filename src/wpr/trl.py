@@ -140,7 +140,7 @@ class Regularized(Measuring):
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
-        _refuse(self._faults(policy) | ({} if generation is None else _not_drawn(self.args)))
+        _refuse(self._faults(policy) | ({} if generation is None else not_drawn(self.args)))
         self.reward_funcs: list[Any] = for_trl(self.reward_funcs, self.processing_class)
         theirs = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
         before = starting_point(policy, adapter_is_new=not is_peft(model)) if theirs is None else theirs
@@ -426,7 +426,7 @@ def _sampling(args: Any, eos: Sequence[int]) -> Sampling:
     return Sampling(args.temperature, args.top_k or 0, args.top_p, least, args.max_completion_length, tuple(eos))
 
 
-def _not_drawn(args: Any) -> dict[str, bool]:
+def not_drawn(args: Any) -> dict[str, bool]:
     """What is true of TRL's settings of drawing that our back ends do not have."""
     others = {name: value for name, value in (args.generation_kwargs or {}).items() if name != "min_new_tokens"}
     return {

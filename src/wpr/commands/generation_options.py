@@ -79,7 +79,7 @@ class ChosenModels:
         if self.back_end.generation == "auto":
             return None
         try:
-            return self.back_end.make(device_of(self.device))
+            return self.back_end.make(device_of(self.device), training=False)
         except ValueError as error:
             raise OptionError(str(error)) from None
 

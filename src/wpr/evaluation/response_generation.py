@@ -104,7 +104,7 @@ class LoadedModel:
         """What draws its responses."""
         from wpr.ppo.back_ends import BackEnd
 
-        return self.back_end or BackEnd().make(self.model.device)
+        return self.back_end or BackEnd().make(self.model.device, training=False)
 
     def facts(self) -> dict[str, Any]:
         """For a header."""

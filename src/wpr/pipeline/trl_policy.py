@@ -71,6 +71,8 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         end_with(model, shared.stop_token_ids or [])
         prompts = [processing_class.decode(row["input_ids"]) for row in train_dataset]
         back_end = shared.back_end.make(args.device, processes=args.world_size, stopwatch=self.stopwatch)
+        # By itself TRL draws as our own plain back end does; graphs are faster, where they have its settings.
+        trl_draws = shared.generation == "auto" and (args.device.type != "cuda" or any(trl.not_drawn(args).values()))
         super().__init__(
             model,
             self.score,
@@ -80,7 +82,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             processing_class=processing_class,
             regularizer_beta=shared.beta,
             regularizer_memory_mb=2 / WORKING_COPIES * shared.logits_memory_mb,  # there it is of the logits alone
-            generation=None if shared.generation == "auto" else back_end,
+            generation=None if trl_draws else back_end,
             **options,
         )
         show_progress(self, title)

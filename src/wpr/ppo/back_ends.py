@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -49,15 +50,9 @@ class BackEnd:
 
     def resolve(self, device_type: str) -> str:
         """The back end's name, on such a device."""
-        import torch
-
-        from wpr.ppo.graph_generation import GraphGeneration, default_generation
-
         if self.generation != "auto":
             return self.generation
-        return (
-            "graphs" if isinstance(default_generation(torch.device(device_type)), GraphGeneration) else "transformers"
-        )
+        return "graphs" if device_type == "cuda" else "transformers"
 
     def make(
         self,
@@ -65,20 +60,20 @@ class BackEnd:
         *,
         synced: bool = False,
         processes: int = 1,
+        training: bool = True,
         stopwatch: Callable[[str], AbstractContextManager[None]] = lambda subject: nullcontext(),
     ) -> Generation:
-        """The back end. synced: weights are held in parts, so that all processes take as many steps. stopwatch: times
-        what sending weights takes.
+        """The back end. synced: weights are held in parts, so that all processes take as many steps. training: memory
+        is needed for other things between two calls. stopwatch: times what sending weights takes.
         """
         from wpr.ppo.generation import TransformersGeneration
-        from wpr.ppo.graph_generation import GraphGeneration, default_generation
+        from wpr.ppo.graph_generation import GraphGeneration
 
-        if self.generation == "auto":
-            return default_generation(device, synced=synced)
-        if self.generation == "transformers":
+        name = self.resolve(device.type)
+        if name == "transformers":
             return TransformersGeneration(synced)
-        if self.generation == "graphs":
-            return GraphGeneration(TransformersGeneration(synced))
+        if name == "graphs":
+            return GraphGeneration(TransformersGeneration(synced), kept_bytes=None if training else math.inf)
         if synced or processes > 1:
             raise ValueError(
                 f"generation='vllm' serves one process that has whole weights; here are {processes}"

@@ -201,12 +201,6 @@ class FixedDrawer:
         return old
 
 
-def default_generation(device: torch.device, *, synced: bool = False) -> Generation:
-    """Graphs on a GPU, else transformers' generate. synced: weights are held in parts."""
-    plain = TransformersGeneration(synced)
-    return GraphGeneration(plain) if device.type == "cuda" else plain
-
-
 def why_not(model: Any, length: int) -> str | None:
     """Why a model cannot be run with a cache of fixed size for sequences of this length, if so."""
     config = model.config.get_text_config()

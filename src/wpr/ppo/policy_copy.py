@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wpr.language_models import Module, is_partitioned
+from wpr.language_models import Module, is_in_parts, whole_weight, without_wrapper
 from wpr.ppo.distributed import keep_as_autocast_reads
 
 
 def needs_copy(policy: Module, device: torch.device) -> bool:
     """Whether drawing from the policy as it is would do work for every token that a copy does once."""
-    in_parts = is_partitioned(policy) or any(hasattr(weight, "full_tensor") for weight in policy.parameters())
-    return in_parts or torch.is_autocast_enabled(device.type)
+    return is_in_parts(policy) or torch.is_autocast_enabled(device.type)
 
 
 def why_not_copied(policy: Module) -> str | None:
@@ -31,13 +29,9 @@ def why_not_copied(policy: Module) -> str | None:
     for layer in policy.modules():
         if hasattr(layer, "token_adapter"):
             return "its adapter trains single tokens"
-        if not hasattr(layer, "base_layer"):
-            continue
-        variants = [*getattr(layer, "lora_variant", {}), *filter(None, getattr(layer, "lora_bias", {}).values())]
-        if not hasattr(layer, "lora_A") or variants:
-            return (
-                f"its adapter ({type(layer).__module__.split('.')[-2]}) is no plain LoRA, which can be added to weights"
-            )
+        if hasattr(layer, "base_layer") and is_in_parts(layer) and not _is_plain_lora(layer):
+            kind = type(layer).__module__.split(".")[-2]
+            return f"its weights are held in parts, and its adapter ({kind}) is no plain LoRA"
     return None
 
 
@@ -51,8 +45,8 @@ class PolicyCopy:
         with torch.device("meta"):
             self.model = type(policy)(copy.deepcopy(policy.config)).requires_grad_(False)
         for module, source in self._places(policy):
-            for name, empty, value in _values(module, source):
-                made = torch.empty(empty.shape, dtype=value.dtype, device=device)
+            for name, empty in _own(module):
+                made = torch.empty(empty.shape, dtype=getattr(_base(source), name).dtype, device=device)
                 if name in module._parameters:
                     module._parameters[name] = nn.Parameter(made, requires_grad=False)
                 else:
@@ -65,64 +59,48 @@ class PolicyCopy:
     @torch.no_grad()
     def refresh(self, policy: Module) -> Module:
         """Take the policy's weights of now; where they are held in parts, all processes do so together."""
-        kind = self.model.device.type
-        with torch.autocast(kind, enabled=False):  # an adapter's product is as exact as its weights
+        with torch.autocast(self.model.device.type, enabled=False):  # an adapter's product is as exact as its weights
             for module, source in self._places(policy):
-                with _gathered(source):
-                    for name, kept, value in _values(module, source):
-                        kept.copy_(_with_adapter(source, name, value))
+                gathered = is_in_parts(source)
+                layer = source if gathered else without_wrapper(source)
+                for name, kept in _own(module):
+                    kept.copy_(_merged(source, name) if gathered else getattr(layer, name))
         return self.model
 
-    def _places(self, policy: Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    def _places(self, policy: Module) -> Iterator[tuple[nn.Module, Any]]:
         """The copy's modules that have weights or buffers of their own, and what stands in their places."""
         for name, module in self.model.named_modules():
             if module._parameters or module._buffers:
                 source = policy
                 for part in filter(None, name.split(".")):
-                    source = _behind_wrapper(getattr(source, part))
+                    source = getattr(source, part)
+                    source = without_wrapper(source) if hasattr(source, "modules_to_save") else source
                 yield module, source
 
 
-def _behind_wrapper(module: nn.Module) -> nn.Module:
-    """The module that computes where PEFT trains a copy of a whole one."""
-    if not hasattr(module, "modules_to_save"):
-        return module
-    wrapper: Any = module
-    active = [] if wrapper.disable_adapters else wrapper.active_adapters
-    found: nn.Module = wrapper.modules_to_save[active[0]] if active else wrapper.original_module
-    return found
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """A module's own weights and buffers."""
+    found = [*module._parameters.items(), *module._buffers.items()]
+    return [(name, value) for name, value in found if value is not None]
 
 
-def _values(module: nn.Module, source: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Names, tensors and the source's tensors of a module's own weights and buffers."""
-    base: Any = source.get_base_layer() if hasattr(source, "base_layer") else source  # type: ignore[operator]
-    for name, value in [*module._parameters.items(), *module._buffers.items()]:
-        if value is not None:
-            yield name, value, getattr(base, name)
+def _base(layer: Any) -> Any:
+    return layer.get_base_layer() if hasattr(layer, "base_layer") else layer
 
 
-def _gathered(source: nn.Module) -> AbstractContextManager[Any]:
-    """ZeRO-3's parts of a module put together, for the duration."""
-    if not is_partitioned(source):
-        return nullcontext()
-    import deepspeed
-
-    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(source.parameters()))
-    return gathered
+def _is_plain_lora(layer: Any) -> bool:
+    """Whether all that an adapter does is to add a product of two matrices to the weight."""
+    others = [*getattr(layer, "lora_variant", {}), *filter(None, getattr(layer, "lora_bias", {}).values())]
+    return hasattr(layer, "lora_A") and not others
 
 
-def _with_adapter(source: Any, name: str, value: Tensor) -> Tensor:
-    """A whole tensor, with what the active LoRA adapters add to it."""
-    total = _whole(value)
-    if name != "weight" or not hasattr(source, "base_layer") or source.merged or source.disable_adapters:
+def _merged(layer: Any, name: str) -> Tensor:
+    """A weight that is held in parts, whole, with what the active LoRA adapters add to it."""
+    total = whole_weight(getattr(_base(layer), name))
+    if name != "weight" or not hasattr(layer, "base_layer") or layer.merged or layer.disable_adapters:
         return total
-    for adapter in source.active_adapters:
-        if adapter in source.lora_A or adapter in source.lora_embedding_A:
-            total = total + _whole(source.get_delta_weight(adapter))
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            first, second = (whole_weight(part[adapter].weight) for part in (layer.lora_A, layer.lora_B))
+            total = total + layer.scaling[adapter] * (second @ first)
     return total
-
-
-def _whole(values: Any) -> Tensor:
-    """What FSDP 2 holds in parts, put together."""
-    found: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
-    return found

@@ -87,12 +87,12 @@ def _sample(prompts: Sequence[str], tokens: int, seed: int, part: int, title: st
     """What pico writes after each prompt, at temperature 1."""
     import torch
 
+    from wpr.ppo.back_ends import BackEnd
     from wpr.ppo.generation import Sampling, response_seeds
-    from wpr.ppo.graph_generation import default_generation
     from wpr.ppo.rollout import Prompts
 
     model, tokenizer = load_pico()
-    generation = default_generation(model.device)
+    generation = BackEnd().make(model.device, training=False)
     sampling = Sampling(1.0, 0, 1.0, 0, tokens, (tokenizer.eos_token_id,))
     seeds = response_seeds(seed, part, 0, len(prompts))
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # alike in length: little padding
