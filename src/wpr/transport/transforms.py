@@ -85,8 +85,8 @@ class Transform:
         for order in orders:
             if len(order) != len(weight):
                 raise ValueError(
-                    f"transform={self.text!r} shuffles {len(order)} of {len(weight)} tokens: those of another model that "
-                    "have an embedding; shuffle a model's own embeddings"
+                    f"transform={self.text!r} shuffles {len(order)} of {len(weight)} tokens: those of another model "
+                    "that have an embedding; shuffle a model's own embeddings"
                 )
             whole = whole[order.to(weight.device)]
         return whole
