@@ -4,6 +4,9 @@ TRL's on-policy distillation by any of them.
 Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
 ``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
 
+Reward functions may give a number per token: then advantage_t has what is still to come of
+the reward in the place of all of it, less its mean over the group's others.
+
 In the reward, for penalties c_t, divergences D_t and C_t = c_t + D_{t+1} + D_{t+2} + ... to the completion's end,
 
     advantage_t  =  TRL's advantage  -  beta k (C_t - mean of C_t over the group's others that have a token t)
@@ -25,14 +28,15 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from wpr.language_models import Module, as_reference, check_split, evaluating, is_peft, plain_model, starting_point
-from wpr.ppo.advantages import beyond_the_others, costs_to_go
-from wpr.ppo.distributed import is_sharded, place_frozen
+from wpr.ppo.advantages import beyond_the_others, costs_to_go, earned_before, group_scale
+from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.head_loss import loss_from_hidden
 from wpr.ppo.measures import token_statistics
 from wpr.ppo.parts import place_regularizer
 from wpr.ppo.scoring import from_hidden, logits_in_slices, slice_count
 from wpr.regularizers import Regularizer, Sum
 from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
+from wpr.rewards.function import for_trl, sum_placed
 
 try:
     import trl
@@ -123,6 +127,7 @@ class Regularized(Measuring):
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
         _refuse(self._faults(policy))
+        self.reward_funcs: list[Any] = for_trl(self.reward_funcs, self.processing_class)
         theirs = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
         before = starting_point(policy, adapter_is_new=not is_peft(model)) if theirs is None else theirs
         before = before if before is None else self.accelerator.unwrap_model(before)
@@ -132,27 +137,63 @@ class Regularized(Measuring):
         self._place(regularizer, policy if before is None else before)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's, with penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has one ratio."""
+        """TRL's, with rewards of tokens and penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has
+        one ratio.
+        """
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.regularizer_in == "loss":
-            return batch
         mode, mask = "train" if self.model.training else "eval", _drawn(batch)
         group = self.num_generations if mode == "train" else self.num_generations_eval
+        if not self._one_ratio_per_sequence:
+            batch["advantages"] = self._place_rewards(batch["advantages"], mask, group)
+        if self.regularizer_in == "loss":
+            return batch
         penalty, divergence = self._penalties(batch, mask, mode)
         if self._one_ratio_per_sequence:
             to_go, present = penalty.sum(-1, keepdim=True), mask.any(-1, keepdim=True)
         else:
             to_go = costs_to_go(penalty, divergence if self.regularizer_future == "divergence" else penalty)
             present = mask
-        # A group may be spread over processes, each with a T of its own.
-        both = torch.stack([to_go, present.to(to_go)], -1)
-        everyone = self.accelerator.gather(self.accelerator.pad_across_processes(both, dim=1))
-        beyond = beyond_the_others(everyone[..., 0], everyone[..., 1], group)
-        beyond = beyond[self.accelerator.process_index * len(mask) :][: len(mask), : to_go.shape[1]]
+        everyone = self._of_all(torch.stack([to_go, present.to(to_go)], -1))
+        beyond = self._own(beyond_the_others(everyone[..., 0], everyone[..., 1], group), to_go)
         factor = 0.0 if group == 1 else self._baseline_factor(group)  # TRL's advantages are 0 without others, too
-        advantages = batch["advantages"].unsqueeze(-1) - self.regularizer_beta * factor * beyond
+        advantages = batch["advantages"].view(len(mask), -1) - self.regularizer_beta * factor * beyond
         batch["advantages"] = advantages.squeeze(-1) if self._one_ratio_per_sequence else advantages
         return batch
+
+    def _of_all(self, values: Tensor) -> Tensor:
+        """Values ``(B, T, ...)`` of all processes: a group may be spread over them, each with a T of its own."""
+        everyone: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(values, dim=1))
+        return everyone
+
+    def _own(self, everyone: Tensor, like: Tensor) -> Tensor:
+        """This process's part of what `_of_all` gave, ``(B, T)`` as ``like``."""
+        part: Tensor = everyone[self.accelerator.process_index * len(like) :][: len(like), : like.shape[1]]
+        return part
+
+    def _calculate_rewards(self, *given: Any) -> Any:
+        """TRL's, of all processes ``(completions, functions)``; kept."""
+        self._scores = super()._calculate_rewards(*given)
+        return self._scores
+
+    def _place_rewards(self, advantages: Tensor, mask: Tensor, group: int) -> Tensor:
+        """Advantages ``(B,)``, less what a completion earned before each of its tokens ``(B, T)``; as they are where
+        rewards know nothing of tokens.
+        """
+        weights = self.reward_weights.to(mask.device)
+        placed = sum_placed(self.reward_funcs, weights.tolist(), mask)
+        if group == 1 or not max_over_processes(self.accelerator, int(placed.any())):
+            return advantages
+        way = self.multi_objective_aggregation
+        refused = (
+            f"multi_objective_aggregation={way!r} scales every reward by itself, which those of tokens cannot follow"
+        )
+        _refuse({f"{refused}; set it to 'sum_then_normalize', or place rewards at the end": "sum_then" not in way})
+        rewards = (self._scores * weights).nansum(-1).masked_fill(self._scores.isnan().all(-1), torch.nan)
+        scale = torch.full_like(rewards, self._baseline_factor(group))
+        if self.scale_rewards != "none":
+            scale *= group_scale(self.accelerator.gather(advantages), rewards, group)
+        past = earned_before(self._of_all(placed), ~rewards.isnan(), group) * scale.unsqueeze(-1)
+        return advantages.unsqueeze(-1) - self._own(past, mask) * mask
 
     @torch.no_grad()
     def _penalties(self, batch: Mapping[str, Any], mask: Tensor, mode: str) -> list[Tensor]:

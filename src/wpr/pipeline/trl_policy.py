@@ -17,6 +17,7 @@ from wpr.language_models import pad
 from wpr.pipeline.sft import end_with
 from wpr.pipeline.training import Resumable, show_progress
 from wpr.ppo.actor_critic import ActorCritic
+from wpr.ppo.advantages import assemble_rewards
 from wpr.ppo.collect import WORKING_COPIES, Collector
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import max_over_processes, sum_over_processes
@@ -87,7 +88,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         self.actor_critic = ActorCritic(policy, None)  # its value head is not asked for anything
         self.shaping = ScoreShaping(shared.missing_eos_penalty, shared.normalize_rewards, shared.reward_clip)
         self.sum = sum_over_processes(self.accelerator)
-        self.reward = place_reward(reward, shared.reward_weights, self.actor_critic, args.device)
+        self.reward = place_reward(reward, shared.reward_weights, self.actor_critic, args.device, processing_class)
         anchor = policy if self.reference is None else self.reference
         self.eval_regularizers = {
             name: place_regularizer(other, anchor, self.accelerator) for name, other in eval_regularizers.items()
@@ -100,8 +101,10 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
 
     def score(
         self, completion_ids: list[list[int]], row: list[int], log_metric: Any, log_extra: Any, **_: Any
-    ) -> list[float | None]:
-        """TRL's reward function: scores as the policy learns from them. Those of reward and monitors are logged."""
+    ) -> list[float | list[float] | None]:
+        """TRL's reward function: scores as the policy learns from them, or what tokens get of them. Those of reward and
+        monitors are logged.
+        """
         rows, device = [self.rows[number] for number in row], self.args.device
         tokens, mask = pad(completion_ids, device=device)
         finished = torch.tensor([ids[-1] in self.eos_token_ids for ids in completion_ids], device=device)
@@ -110,7 +113,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         responses = Responses(tokens, mask.bool(), finished)
         logged, texts = FunctionLog(len(rows), self.collector.monitors), [one["prompt"] for one in rows]
         completions = self.collector.completions(prompts, responses, texts, columns, logged, self.state)
-        scores, watched, fault = self.collector.score(completions)
+        scores, placed, watched, fault = self.collector.score(completions)
         if max_over_processes(self.accelerator, int(fault is not None)):
             folder, step = Path(self.args.output_dir), self.state.global_step
             message, path = report_fault(fault, folder, step, self.args.process_index)
@@ -123,7 +126,14 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
             log_metric(name, value)
         for name, column in logged.columns.items():
             log_extra(name, column)
-        return [number_or_none(score) for score in self.shaping(scores, finished, self.sum)]
+        shaped = self.shaping(scores, finished, self.sum)
+        if not placed.any():
+            return [number_or_none(score) for score in shaped]
+        rewards = assemble_rewards(shaped, torch.zeros_like(placed), mask.bool(), 0.0, self.shaping.scale * placed)
+        return [
+            None if score.isnan() else tokens[: len(ids)].tolist()
+            for score, tokens, ids in zip(shaped, rewards, completion_ids, strict=True)
+        ]
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return self._prompt_ids, None, {}

@@ -16,15 +16,19 @@ Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
 
 
-def assemble_rewards(scores: Tensor, penalties: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """Reward of each token ``(B, L)``: ``-beta * penalty``, plus the response's score at its last real token.
+def assemble_rewards(
+    scores: Tensor, penalties: Tensor, mask: Tensor, beta: float, placed: Tensor | None = None
+) -> Tensor:
+    """Reward of each token ``(B, L)``: ``-beta * penalty``, plus what of the response's score is ``placed`` on it
+    ``(B, L)``; the last real token gets what is left of the score, which is all of it where nothing is placed.
 
     An empty response has no token that could carry its score; its row is zero.
     """
-    rewards = (-beta * penalties).masked_fill(~mask, 0)
+    own = torch.zeros_like(penalties) if placed is None else placed.to(penalties.dtype)
+    rewards = (own - beta * penalties).masked_fill(~mask, 0)
     rows = mask.any(-1).nonzero().squeeze(-1)
     last = mask.sum(-1)[rows] - 1
-    rewards[rows, last] += scores[rows].to(rewards.dtype)
+    rewards[rows, last] += scores[rows].to(rewards.dtype) - own.masked_fill(~mask, 0).sum(-1)[rows]
     return rewards
 
 
@@ -87,3 +91,31 @@ def beyond_the_others(values: Tensor, present: Tensor, group: int) -> Tensor:
     grouped, there = (rows.reshape(-1, group, rows.shape[-1]) for rows in (values * present, present))
     others = (grouped.sum(1, keepdim=True) - grouped) / (there.sum(1, keepdim=True) - there).clamp(min=1)
     return ((grouped - others) * there).reshape(values.shape)
+
+
+def earned_before(placed: Tensor, scored: Tensor, group: int) -> Tensor:
+    """What a response earned before each of its tokens ``(B, T)``, less the mean of its group's others.
+
+    placed: ``(B, T)`` rewards of tokens, 0 on padding: after its end a response has earned all of them. scored:
+        ``(B,)`` responses without a score are 0 here and no others to anyone. A response without others is 0, too.
+        group: as in `beyond_the_others`.
+
+    A group's advantage less this is what is still to come, less the mean of that over the others (0 after their end).
+    What was earned before depends on earlier tokens alone: taking it off leaves the expectation of the policy gradient
+    as it is.
+    """
+    past = placed.cumsum(-1) - placed
+    there = scored.to(past.dtype).unsqueeze(-1).expand_as(past)
+    alone = there.reshape(-1, group, past.shape[-1]).sum(1, keepdim=True).expand(-1, group, -1).reshape(past.shape) < 2
+    return beyond_the_others(past, there, group).masked_fill(alone, 0)
+
+
+def group_scale(advantages: Tensor, rewards: Tensor, group: int) -> Tensor:
+    """What rewards ``(B,)``, less their group's mean, were multiplied by to become these advantages ``(B,)``; 0 for a
+    group of equal rewards. Rewards that are NaN do not count. group: as in `beyond_the_others`.
+    """
+    own, made = rewards.view(-1, group), advantages.view(-1, group)
+    spread = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0).square().sum(-1)
+    made = made.masked_fill(own.isnan(), 0).square().sum(-1)
+    scale = torch.where(spread > 0, made / spread.clamp_min(1e-30), torch.zeros_like(spread)).sqrt()
+    return scale.repeat_interleave(group)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from wpr.language_models import cudnn_attention_disabled, position_limit
 from wpr.ppo.actor_critic import ActorCritic
@@ -26,7 +27,7 @@ from wpr.ppo.metrics import FunctionLog, Stopwatch
 from wpr.ppo.rollout import Prompts, Responses, join, last_token, trim
 from wpr.ppo.scoring import PositionScorer, slice_count
 from wpr.regularizers import Regularizer
-from wpr.rewards import Completions, Reward, RewardError, RewardModel, WeightedSum
+from wpr.rewards import Completions, Reward, RewardError, RewardModel, WeightedSum, score_by_token
 
 WORKING_COPIES = 9
 """Float32 copies of one slice's logits that exist at a time: both models' logits and what is computed from them.
@@ -40,7 +41,8 @@ class Experience:
     """What is known of a rollout once all models have seen it.
 
     input_ids, attention_mask: ``(B, Q + L)``. mask: ``(B, L)``. finished: ``(B,)``.
-    scores: ``(B,)`` as the reward gave them. values: ``(B, L)``. measures: ``(P,)`` each, in the order of ``mask``.
+    scores: ``(B,)`` as the reward gave them. placed: ``(B, L)`` what of them tokens earned. values: ``(B, L)``.
+    measures: ``(P,)`` each, in the order of ``mask``.
     completions: the texts. watched: ``(B,)`` by name, what the monitors gave. parts: the same of a sum's parts.
     logged: what reward functions logged themselves.
 
@@ -52,6 +54,7 @@ class Experience:
     mask: Tensor
     finished: Tensor
     scores: Tensor
+    placed: Tensor
     values: Tensor
     measures: Measures
     completions: Completions
@@ -136,11 +139,12 @@ class Collector:
             penalties = torch.zeros_like(values).masked_scatter(responses.mask, measures.penalty)
             fault = _find_bad_token("the penalty", "penalty", penalties, responses.mask, completions)
         # Also after a fault: a reward model that is sharded needs all processes.
-        scores, watched, found = self.score(completions)
+        scores, placed, watched, found = self.score(completions)
         if (fault := fault or found) is not None:
             return fault
         return Experience(
-            ids, mask, responses.mask, responses.finished, scores, values, measures, completions, watched,
+            ids, mask, responses.mask, responses.finished, scores,
+            pad(placed, (0, responses.mask.shape[1] - placed.shape[1])), values, measures, completions, watched,
             self.part_scores(), logged,
         )  # fmt: skip
 
@@ -159,22 +163,25 @@ class Collector:
             texts, self._decode(ids), *join(prompts, responses), last_token(prompts.input_ids.shape[1], responses.mask),
             columns, ids,
             {"trainer_state": trainer_state, "log_extra": logged.log_extra, "log_metric": logged.log_metric},
+            self.tokenizer,
         )  # fmt: skip
 
     def part_scores(self) -> dict[str, Tensor]:
         """Of the responses that were scored last, by part of the reward, if it has several."""
         return dict(self.reward.last_scores) if isinstance(self.reward, WeightedSum) else {}
 
-    def score(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor], Fault | None]:
-        """Scores ``(B,)`` by the reward and, by name, by the monitors; and the first thing that went wrong."""
+    def score(self, completions: Completions) -> tuple[Tensor, Tensor, dict[str, Tensor], Fault | None]:
+        """Scores ``(B,)`` by the reward, what of them tokens earned ``(B, L)``, scores ``(B,)`` by the monitors' names;
+        and the first thing that went wrong.
+        """
         with self.stopwatch("reward"):
-            scores, fault = _score("reward", self.reward, completions)
+            scores, placed, fault = _score("reward", self.reward, completions)
         watched = {}
         for name, monitor in self.monitors.items():
             with self.stopwatch("monitors"):
-                watched[name], found = _score(f"monitor {name}", monitor, completions)
+                watched[name], _, found = _score(f"monitor {name}", monitor, completions, place=False)
             fault = fault or found
-        return scores, watched, fault
+        return scores, placed, watched, fault
 
     @cudnn_attention_disabled()  # as in training: the ratio of new to old probabilities is to begin at 1
     def _measure(
@@ -228,17 +235,24 @@ class Collector:
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
 
 
-def _score(what: str, source: Reward, completions: Completions) -> tuple[Tensor, Fault | None]:
-    """Scores ``(B,)`` by a reward or monitor, or what went wrong."""
-    device = completions.input_ids.device
+def _score(
+    what: str, source: Reward, completions: Completions, place: bool = True
+) -> tuple[Tensor, Tensor, Fault | None]:
+    """Scores ``(B,)`` by a reward or monitor and, if asked for, what of them tokens earned ``(B, L)``; or what went
+    wrong.
+    """
+    device, placed = completions.input_ids.device, completions.placed([[]] * len(completions))
     try:
-        scores = source(completions).to(device).float()
+        scores, placed = score_by_token(source, completions) if place else (source(completions), placed)
+        scores, placed = scores.to(device).float(), placed.to(device).float()
     except Exception as error:
         message = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
         fault = _fault(completions, what, message, values={"traceback": traceback.format_exc()})
-        return torch.zeros(len(completions), device=device), fault
+        return torch.zeros(len(completions), device=device), placed, fault
     skipped = scores.isnan() if getattr(source, "may_skip", False) else torch.zeros_like(scores, dtype=torch.bool)
-    return scores, _find_bad_score(what, scores.masked_fill(skipped, 0), completions)
+    found = _find_bad_score(what, scores.masked_fill(skipped, 0), completions)
+    everywhere = torch.ones_like(placed, dtype=torch.bool)
+    return scores, placed, found or _find_bad_token("the token's score", "score", placed, everywhere, completions)
 
 
 def _nothing(prompts: Prompts) -> Responses:

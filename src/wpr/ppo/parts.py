@@ -149,10 +149,14 @@ def check_actor_critic(model: ActorCritic) -> None:
             )
 
 
-def place_reward(source: Any, weights: Sequence[float] | None, model: ActorCritic, device: torch.device) -> Reward:
-    """The reward that is learned from, on the device."""
+def place_reward(
+    source: Any, weights: Sequence[float] | None, model: ActorCritic, device: torch.device, tokenizer: Any = None
+) -> Reward:
+    """The reward that is learned from, on the device; refused if it places scores on tokens that it cannot read."""
     reward = as_reward(source, weights)
     _check_apart(reward, getattr(model, "critic", None))
+    if hasattr(reward, "check_tokenizer"):
+        reward.check_tokenizer(tokenizer)
     return _placed(reward, model.policy, device)
 
 

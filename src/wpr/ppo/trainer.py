@@ -140,7 +140,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         if reference is not None:
             self.reference = place_frozen(reference, self.accelerator, ours=reference is not given)
             check_reference(actor_critic.policy, self.reference)
-        self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator.device)
+        self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator.device, processing_class)
         anchor = actor_critic.policy if self.reference is None else self.reference
         self.regularizer = place_regularizer(regularizer, anchor, self.accelerator)
         self.eval_regularizers = {
@@ -206,7 +206,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         scores = self.shaping(result.scores, result.finished, self.sum)
         penalties = result.scatter_to_mask(result.measures.penalty)
         mask = result.mask & ~scores.isnan().unsqueeze(-1)  # what was not scored teaches nothing
-        rewards = assemble_rewards(scores, penalties, mask, beta)
+        rewards = assemble_rewards(scores, penalties, mask, beta, self.shaping.scale * result.placed)
         advantages, returns = generalized_advantages(rewards, result.values, mask, args.gamma, args.gae_lambda)
         explained = float(explained_variance(result.values, returns, mask, self.sum))
         note_rollout(self.metrics, result, rewards, beta, explained)

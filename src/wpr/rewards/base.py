@@ -1,6 +1,7 @@
-"""What a reward is: prompts with their responses in, one score per response out.
+"""What a reward is: prompts with their responses in, one score per response out, or also what each token earned.
 
-Notation for shapes: ``B`` responses, ``T`` tokens of prompt and response together.
+Notation for shapes: ``B`` responses, ``T`` tokens of prompt and response together, ``L`` tokens of the longest
+response.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
@@ -28,6 +30,7 @@ class Completions:
     columns: the other columns of the dataset, one value a response.
     response_ids: tokens of the responses, with the end-of-sequence token, where they are known.
     trainer: what a trainer passes to functions of TRL's convention: ``trainer_state``, ``log_extra``, ``log_metric``.
+    tokenizer: that decoded ``response_ids`` to ``responses``, where it is known.
     """
 
     prompts: Sequence[Any]
@@ -38,9 +41,16 @@ class Completions:
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     response_ids: Sequence[Sequence[int]] | None = None
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
 
     def __len__(self) -> int:
         return len(self.responses)
+
+    def placed(self, rows: Sequence[Sequence[float]]) -> Tensor:
+        """Numbers of response tokens as a tensor ``(B, L)``, 0 where a row has none."""
+        length = max(map(len, self.response_ids or rows), default=0)
+        padded = [[*row, *[0.0] * (length - len(row))] for row in rows]
+        return torch.tensor(padded, device=self.input_ids.device).reshape(len(self), length)
 
 
 @runtime_checkable
@@ -54,6 +64,29 @@ class Reward(Protocol):
     def __call__(self, completions: Completions) -> Tensor:
         """Scores ``(B,)`` in float32."""
         ...
+
+
+@runtime_checkable
+class TokenReward(Reward, Protocol):
+    """A reward that knows which tokens earned it. One that needs the tokenizer for that may also have
+    ``check_tokenizer(tokenizer)``, which refuses one that it cannot work with before training.
+    """
+
+    def by_token(self, completions: Completions) -> tuple[Tensor, Tensor]:
+        """Scores ``(B,)``, as of `__call__`, and what of them tokens earned ``(B, L)``, 0 on padding. What is left of a
+        score, ``score - placed.sum()``, is that of the whole response, which its last token gets.
+
+        A token's number may depend on the tokens up to it and on none after: then the policy gradient has the same
+        expectation as with all of the score at the end (docs/rewards.md).
+        """
+        ...
+
+
+def score_by_token(reward: Reward, completions: Completions) -> tuple[Tensor, Tensor]:
+    """See `TokenReward.by_token`; of any reward: one that knows nothing of tokens has placed nothing."""
+    if isinstance(reward, TokenReward):
+        return reward.by_token(completions)
+    return reward(completions), completions.placed([[]] * len(completions))
 
 
 def as_reward(source: Any, weights: Sequence[float] | None = None) -> Reward:
@@ -76,7 +109,10 @@ def as_reward(source: Any, weights: Sequence[float] | None = None) -> Reward:
                 "per reward"
             )
         source = list(zip(parts, weights, strict=True))
-    if isinstance(source, Reward) and not accepts(source, **dict.fromkeys(KEYWORDS)):  # a function may have a name too
+    # A function may have a name too; a reward for tokens may also be called as TRL's functions are.
+    if isinstance(source, TokenReward):
+        return source
+    if isinstance(source, Reward) and not accepts(source, **dict.fromkeys(KEYWORDS)):
         return source
     if isinstance(source, str | Path):
         return RewardModel.from_pretrained(str(source))

@@ -7,13 +7,14 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from wpr.rewards.base import Completions, RewardError
+from wpr.language_models import pad
+from wpr.rewards.base import Completions, RewardError, TokenReward
 
 ScoringFunction = Callable[..., Any]
 KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -29,19 +30,21 @@ class FunctionReward:
       ``completion_ids``, or cannot be called in the first way: all by keyword (`KEYWORDS`, then the columns). After
       chat messages a completion is a list of one message. None leaves a response unscored.
 
-    Both may be ``async``.
+    Both may be ``async``. In the place of a score both may give a list, one number per token of the response (TRL's
+    ``completion_ids`` has the tokens): its sum is the score, and the tokens get it.
     """
 
     def __init__(self, function: ScoringFunction, name: str | None = None) -> None:
-        plain = function
-        while isinstance(plain, functools.partial):
-            plain = plain.func
         self.function = function
-        self.name: str = name or str(getattr(plain, "__name__", type(plain).__name__))
+        self.name: str = name or _name(function)
         self.by_keyword = self.may_skip = _is_by_keyword(function, self.name)
 
     def __call__(self, completions: Completions) -> Tensor:
         """See `Reward.__call__`. A wrong number of scores, or something that is no number, is refused."""
+        return self.by_token(completions)[0]
+
+    def by_token(self, completions: Completions) -> tuple[Tensor, Tensor]:
+        """See `TokenReward.by_token`."""
         try:
             given: Any = self._call(completions)
             if inspect.iscoroutine(given):
@@ -54,8 +57,13 @@ class FunctionReward:
                 f"reward function {self.name!r} returned {len(scores)} scores for {len(completions)} responses; "
                 "return one number a response"
             )
-        numbers = [self._number(score, row) for row, score in enumerate(scores)]
-        return torch.tensor(numbers, device=completions.input_ids.device)
+        rows = [self._row(score, row, completions) for row, score in enumerate(scores)]
+        placed = completions.placed([row or [] for row in rows])
+        numbers = [
+            self._number(score, row) if tokens is None else math.fsum(tokens)
+            for row, (score, tokens) in enumerate(zip(scores, rows, strict=True))
+        ]
+        return torch.tensor(numbers, dtype=torch.float32, device=placed.device), placed
 
     def _call(self, completions: Completions) -> Any:
         prompts, responses = completions.prompts, completions.responses
@@ -73,18 +81,101 @@ class FunctionReward:
             **completions.trainer,
         )  # fmt: skip
 
-    def _number(self, score: Any, row: int) -> float:
+    def _row(self, score: Any, row: int, completions: Completions) -> list[float] | None:
+        """Numbers of a response's tokens, where the function gave such; None for a score."""
+        if not isinstance(score, list | tuple):
+            return None
+        tokens = None if completions.response_ids is None else len(completions.response_ids[row])
+        if tokens is None or len(score) != tokens:
+            raise RewardError(
+                f"reward function {self.name!r} returned {len(score)} numbers for response {row}, which has "
+                f"{'unknown' if tokens is None else tokens} tokens; return one number per token (TRL's keyword "
+                "completion_ids has them, the end-of-sequence token too), or one for the response"
+            )
+        return [self._number(number, row, per_token=True) for number in score]
+
+    def _number(self, score: Any, row: int, per_token: bool = False) -> float:
         """A score as a number; NaN for a response that the function skips."""
-        if score is None and self.may_skip:
+        if score is None and self.may_skip and not per_token:
             return math.nan
         wanted = "a finite number, or None for no score" if self.may_skip else "a number"
+        wanted = "a finite number for every token" if per_token else wanted
         try:
             number = float(score)
-            if not self.may_skip or math.isfinite(number):
+            if math.isfinite(number) or not (self.may_skip or per_token):
                 return number
         except (TypeError, ValueError):
             pass
         raise RewardError(f"reward function {self.name!r} returned {score!r} for response {row}; return {wanted}")
+
+
+class TRLFunction:
+    """A reward function as TRL's trainers call it, which take one number per completion: the sum, where it gives one
+    per token. What tokens earned ``(B, T)`` in the last call is kept in ``placed``, None if nothing is known of tokens.
+
+    tokenizer: what decoded the completions.
+    """
+
+    def __init__(self, function: ScoringFunction, tokenizer: Any) -> None:
+        self.function, self.tokenizer = function, tokenizer
+        self.placed: Tensor | None = None
+
+    def __call__(self, **given: Any) -> Any:
+        """Scores of completions, by the keywords `KEYWORDS` and the dataset's columns."""
+        self.placed = None
+        if isinstance(self.function, TokenReward):
+            return self._split(self.function, given)
+        scores = self.function(**given)
+        if not any(isinstance(score, list | tuple) for score in scores):
+            return scores
+        return self._split(FunctionReward(lambda completions, **_: scores, _name(self.function)), given)
+
+    def _split(self, reward: TokenReward, given: Mapping[str, Any]) -> list[float | None]:
+        """Sums, for TRL; tokens' numbers are kept."""
+        tokens = given["completion_ids"]
+        texts, (ids, mask) = self.tokenizer.batch_decode(tokens, skip_special_tokens=True), pad(tokens)
+        scores, self.placed = reward.by_token(
+            Completions(
+                given["prompts"], texts, ids, mask, mask.sum(-1) - 1, response_ids=tokens, tokenizer=self.tokenizer
+            )
+        )
+        return [None if math.isnan(score) else score for score in scores.tolist()]
+
+
+def for_trl(functions: Sequence[Any], tokenizer: Any) -> list[Any]:
+    """TRL's reward functions, so that those that give a number per token are understood; models and ``async`` functions
+    stay as they are. Refused is a `TokenReward` that cannot work with the tokenizer.
+    """
+    found = []
+    for function in functions:
+        plain = _inner(function)
+        waits = any(map(inspect.iscoroutinefunction, (plain, type(plain).__call__)))
+        if hasattr(function, "check_tokenizer"):
+            function.check_tokenizer(tokenizer)
+        found.append(function if waits or isinstance(function, nn.Module) else TRLFunction(function, tokenizer))
+    return found
+
+
+def sum_placed(functions: Sequence[Any], weights: Sequence[float], mask: Tensor) -> Tensor:
+    """What tokens earned by TRL's reward functions in their last calls, weighted, as ``mask`` ``(B, T)`` is."""
+    total = torch.zeros(mask.shape, device=mask.device)
+    for function, weight in zip(functions, weights, strict=True):
+        if isinstance(function, TRLFunction) and function.placed is not None:
+            total[:, : function.placed.shape[1]] += weight * function.placed.to(mask.device)
+    return total
+
+
+def _inner(function: ScoringFunction) -> ScoringFunction:
+    """A function without the arguments that were bound to it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _name(function: ScoringFunction) -> str:
+    """What a function is called in logs and errors."""
+    plain = _inner(function)
+    return str(getattr(plain, "__name__", type(plain).__name__))
 
 
 def _is_by_keyword(function: ScoringFunction, name: str) -> bool:

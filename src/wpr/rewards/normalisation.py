@@ -63,6 +63,13 @@ class ScoreShaping:
         self.missing_eos_penalty, self.normalize, self.clip = missing_eos_penalty, normalize, clip
         self.moments = RunningMoments()
 
+    @property
+    def scale(self) -> float:
+        """What the part of a score that stands on tokens is multiplied by, once scores were shaped. What else shaping
+        does is done to a whole response: its last token gets it.
+        """
+        return 1 / max(self.moments.deviation, 1e-8) if self.normalize else 1.0
+
     def __call__(self, scores: Tensor, finished: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """Of scores ``(B,)`` of responses that are ``finished`` ``(B,)``; the same object where nothing is to be done.
         reduce: sums a tensor over all processes.
