@@ -3,7 +3,7 @@
     python -m benchmarks.rewriting run OUT --seeds 5            every regularizer and beta, on every seed
     python -m benchmarks.rewriting table OUT                    the tables, and examples side by side
 
-wpr-pico learns to repeat sentences with some words changed, then to avoid the words of a list (`wpr recipes rewrite`). A
+wpr-pico learns to repeat sentences with some words changed, then to avoid the words of a list (recipe `rewrite`). A
 seed is a world of its own: sentences, copies and SFT are made again. Policies of one seed are compared at the same
 reward, as benchmarks/quickstart_seeds.py does it, whose run and tables these are:
 
