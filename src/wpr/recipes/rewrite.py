@@ -45,12 +45,15 @@ def prepare(
     shortest: int = 6,
     longest: int = 20,
     instruction: str = "{}\n",
+    words: str = "rewrite-words.txt",
 ) -> dict[str, Any]:
-    """Write ``pairs.jsonl`` (prompt, completion, source) to ``folder``; and ``model/``, if the model is wpr-pico.
+    """Write ``pairs.jsonl`` (prompt, completion, source) to ``folder``; ``words.txt``, the list that the recipe forbids
+    if it is not told another; and ``model/``, if the model is wpr-pico.
 
     source: a file of sentences, one per line; or what `wpr.data` reads, by its ``format``. model: that draws words, and
     whose tokens are counted; null: wpr-pico. count: sentences at most. noise: share of words that are drawn again.
-    shortest, longest: tokens of a sentence. instruction: the prompt, with the sentence for ``{}``.
+    shortest, longest: tokens of a sentence. instruction: the prompt, with the sentence for ``{}``. words: a shipped
+    list.
     """
     if not 0 < noise < 1:
         raise DataError(f"prepare.options.noise={noise} must lie between 0 and 1, both excluded")
@@ -72,6 +75,7 @@ def prepare(
         for text, completion in zip(found, completions, strict=True)
     ]
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    shutil.copyfile(Path(__file__).with_name(words), folder / "words.txt")
     (folder / "pairs.jsonl").write_text("".join(lines), encoding="utf-8")
     if model is None:
         from wpr import pico
