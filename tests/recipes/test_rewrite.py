@@ -58,22 +58,24 @@ def test_words_of_several_tokens_stay() -> None:
 def test_sentences_of_a_file(tmp_path: Path) -> None:
     lines = [*STORY, STORY[0], "Too short.", "no end of a sentence here at all", '"Hello," said the dog to the cat.']
     rows = rows_of(tmp_path / "a", source=write_lines(tmp_path / "my.txt", lines), instruction="Say: {}")
-    assert [row["source"] for row in rows] == STORY
-    assert [row["prompt"] for row in rows] == [f"Say: {text}" for text in STORY]
+    assert [row["source"] for row in rows[::2]] == [row["source"] for row in rows[1::2]] == STORY
+    assert [row["prompt"] for row in rows[::2]] == [f"Say: {text}" for text in STORY]
+    assert rows[::2] != rows[1::2]  # two copies of each, which differ
+    assert (tmp_path / "a" / "words.txt").read_text().splitlines()[:2] == ["big", "little"]
     assert (tmp_path / "a" / "model" / "model.safetensors").is_file()
 
 
 def test_sentences_of_a_dataset_s_responses(tmp_path: Path) -> None:
     talk = "\n\nHuman: Tell me a story.\n\nAssistant: " + " ".join(STORY[:3]) + "\nAnd more"
     source = write_lines(tmp_path / "hh.jsonl", [json.dumps({"chosen": talk, "rejected": talk[:-4] + "less"})])
-    rows = rows_of(tmp_path / "a", source=source, format="hh", model=str(pico.path()))
+    rows = rows_of(tmp_path / "a", source=source, format="hh", model=str(pico.path()), copies=1)
     assert [row["source"] for row in rows] == STORY[:3]
     assert not (tmp_path / "a" / "model").exists()
 
 
 def test_stories_are_written_where_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STORIES_AT_ONCE", 8)
-    rows = rows_of(tmp_path / "a", count=20)
+    rows = rows_of(tmp_path / "a", count=20, copies=1)
     assert len({row["source"] for row in rows}) == len(rows) == 20
 
 

@@ -40,7 +40,8 @@ def prepare(
     source: str | list[str] | None = None,
     format: str | None = None,
     model: str | None = None,
-    count: int = 6000,
+    count: int = 4000,
+    copies: int = 2,
     noise: float = 0.2,
     shortest: int = 6,
     longest: int = 20,
@@ -51,9 +52,9 @@ def prepare(
     if it is not told another; and ``model/``, if the model is wpr-pico.
 
     source: a file of sentences, one per line; or what `wpr.data` reads, by its ``format``. model: that draws words, and
-    whose tokens are counted; null: wpr-pico. count: sentences at most. noise: share of words that are drawn again.
-    shortest, longest: tokens of a sentence. instruction: the prompt, with the sentence for ``{}``. words: a shipped
-    list.
+    whose tokens are counted; null: wpr-pico. count: sentences at most. copies: of each, which differ. noise: share of
+    words that are drawn again. shortest, longest: tokens of a sentence. instruction: the prompt, with the sentence for
+    ``{}``. words: a shipped list.
     """
     if not 0 < noise < 1:
         raise DataError(f"prepare.options.noise={noise} must lie between 0 and 1, both excluded")
@@ -68,11 +69,11 @@ def prepare(
             f"data.source={source} has no sentence of {shortest} to {longest} tokens; raise prepare.options.longest, "
             "or name a file with one sentence per line"
         )
-    found = found[:count]
-    completions, replaced = noisy_copies(found, language_model, tokenizer, noise, seed)
+    repeated = [text for text in found[:count] for _ in range(copies)]
+    completions, replaced = noisy_copies(repeated, language_model, tokenizer, noise, seed)
     rows = [
         {"prompt": instruction.format(text), "completion": completion, "source": text}
-        for text, completion in zip(found, completions, strict=True)
+        for text, completion in zip(repeated, completions, strict=True)
     ]
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     shutil.copyfile(Path(__file__).with_name(words), folder / "words.txt")
@@ -81,8 +82,8 @@ def prepare(
         from wpr import pico
 
         shutil.copytree(pico.path(), folder / "model", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
-    copies = sum(row["completion"] == row["source"] for row in rows)
-    return {"sentences": len(rows), "words_replaced": replaced, "exact_copies": copies / len(rows)}
+    exact = sum(row["completion"] == row["source"] for row in rows)
+    return {"sentences": len(rows) // copies, "words_replaced": replaced, "exact_copies": exact / len(rows)}
 
 
 def noisy_copies(texts: Sequence[str], model: Any, tokenizer: Any, noise: float, seed: int) -> tuple[list[str], float]:
