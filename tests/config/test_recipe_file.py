@@ -197,3 +197,46 @@ def test_recipes_that_are_not_there(name: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
     assert str(caught.value) == message
+
+
+# Words to avoid, by the name that users type.
+
+BARE = SMALL.removesuffix("reward: {}\n")
+
+
+def test_a_setting_of_a_rule_says_which_rule_it_is() -> None:
+    given = {
+        "words=w.txt": "words",
+        "preferred=w.txt": "words",
+        "grade=6": "reading-level",
+        "spelling=british": "spelling",
+    }
+    for setting, kind in given.items():
+        assert load_recipe(write(SMALL), [f"scorer.{setting}"]).scorer.kind == kind
+    assert load_recipe(write(SMALL)).scorer.kind == "model"
+
+
+def test_words_by_their_other_name() -> None:
+    recipe = load_recipe(write(BARE + "reward: {words: a.txt, preferred: b.txt}\n"))
+    assert (recipe.scorer.kind, recipe.scorer.words, recipe.scorer.preferred) == ("words", "a.txt", "b.txt")
+    assert recipe.reward is None
+    changed = load_recipe("mine.yaml", ["reward.words=c.txt"])
+    assert (changed.scorer.words, changed.scorer.preferred) == ("c.txt", "b.txt")
+    trained = load_recipe(write(BARE + "reward: {batch_size: 4, words: a.txt}\n"))
+    assert (trained.reward, trained.scorer.words) == ({"batch_size": 4}, "a.txt")
+    assert load_recipe(write(SMALL), ["reward.words=a.txt", "reward=null"]).scorer.words == "a.txt"
+
+
+def test_errors_name_the_line_of_the_other_name() -> None:
+    both = BARE + "scorer: {words: a.txt}\nreward: {words: b.txt}\n"
+    message = "reward.words is another name of scorer.words, which is set too; keep one"
+    assert refusal(both) == f"mine.yaml, line 5: {message}"
+    assert refusal(BARE + "reward: {words: 3}\n").startswith("mine.yaml, line 4: scorer.words=3 must be text or null")
+    assert "command line (reward.words=[1]): scorer.words=[1] must be" in refusal(SMALL, "reward.words=[1]")
+    assert "unknown setting reward.wordz" in refusal(SMALL, "reward.wordz=a.txt")
+
+
+def test_another_kind_of_scorer_takes_nothing_of_the_old_one() -> None:
+    write(SMALL + "scorer: {kind: function, function: a:b}\n", "base.yaml")
+    recipe = load_recipe(write("extends: base.yaml\nscorer: {kind: words, words: w.txt}\n"))
+    assert (recipe.scorer.function, recipe.scorer.words) == (None, "w.txt")

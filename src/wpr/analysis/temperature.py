@@ -16,13 +16,14 @@ from typing import Any
 from wpr.analysis.context import AnalysisContext, Found
 from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD, MonitorSettings
-from wpr.config.recipe import EvaluationSettings
+from wpr.config.recipe import WORDING, EvaluationSettings
 from wpr.errors import OptionError, UnavailableError
 from wpr.evaluation.monitors import make_monitor
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.language_models import pad
 from wpr.rewards import Completions, FunctionReward, RewardModel
+from wpr.rewards.wording import wording_reward
 from wpr.runs.finished_run import REFERENCE
 from wpr.runs.responses import ResponseFile, drawn_at, read_responses
 
@@ -117,6 +118,8 @@ def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
     if settings.kind == "function":
         assert settings.function is not None
         return FunctionReward(import_function(settings.function, "scorer.function")), "the run's reward function"
+    if settings.kind in WORDING:
+        return wording_reward(settings.kind, **settings.wording), f"the run's rule ({settings.kind})"
     if settings.kind != "model" or folder is None:
         raise UnavailableError("responses of code models are judged by their tests; use `wpr pass-at-1`")
     if Path(folder).parent.name == "reward" and not Path(folder).is_dir():

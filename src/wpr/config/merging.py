@@ -17,6 +17,7 @@ RESETS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "regularizer": {"name": None, "preset": None},
     "data": {"format": ("source", *_FILES, "columns"), "source": _FILES},
     "model": {"name": ("revision",)},
+    "scorer": {"kind": ("function", "words", "preferred", "grade", "spelling", "placement")},
 }
 """Settings that say what a thing is, by section, and those that belonged to the old one and go with it (None: all)."""
 

@@ -34,6 +34,13 @@ OWNED = {
 }
 """Settings of the trainers that the pipeline sets itself."""
 
+WORDING = {
+    "words": ("words", "preferred", "placement"),
+    "reading-level": ("grade",),
+    "spelling": ("spelling", "placement"),
+}
+"""Rules for wording among the kinds of scorers, and the settings that each has."""
+
 POLICY_KEYS = ("regularizer", "trainer", "ppo", *TRL_TRAINERS)
 """What policies, and grids of sweeps, may change."""
 
@@ -92,20 +99,38 @@ class PrepareSettings:
 class ScorerSettings:
     """What policies are trained to maximise.
 
-    kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function.
+    kind: ``model``, a reward model; ``code``, programs are run against their tests; ``function``, a Python function;
+        ``words``, ``reading-level`` and ``spelling``, rules for wording (`wpr.rewards.wording`). Where it is left out,
+        a setting of one of these rules says which it is.
     name: folder or hub name of a reward model; null: the one that the reward stage trains.
     function: ``package.module:function``, see `wpr.rewards.FunctionReward`.
     workers: programs run at a time, at most one per core; null: one per core.
     unsafe: run programs without isolation if there is none.
     limits: of one program's run, see `wpr.rewards.code.Limits`.
+    words, preferred: files of words to avoid and to prefer (``words``). Also ``reward.words`` and ``reward.preferred``.
+    grade: the US school grade that a response's reading level should not exceed (``reading-level``).
+    spelling: which spelling is wanted (``spelling``).
+    placement: where a word's reward lands: the ``token`` that completes it, or the ``end`` of the response; null:
+        token.
     """
 
-    kind: Literal["model", "code", "function"] = "model"
+    kind: Literal["model", "code", "function", "words", "reading-level", "spelling"] = "model"
     name: str | None = None
     function: str | None = None
     workers: int | None = None
     unsafe: bool = False
     limits: dict[str, Any] = field(default_factory=dict)
+    words: str | None = None
+    preferred: str | None = None
+    grade: float | None = None
+    spelling: Literal["british", "american"] | None = None
+    placement: Literal["token", "end"] | None = None
+
+    @property
+    def wording(self) -> dict[str, Any]:
+        """The settings of rules for wording that are set."""
+        named = {name for names in WORDING.values() for name in names}
+        return {name: getattr(self, name) for name in sorted(named) if getattr(self, name) is not None}
 
 
 @dataclass
@@ -256,6 +281,7 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
     if isinstance(values["policies"], Mapping):
         # A policy that is null was taken out by a recipe that builds on another one.
         values["policies"] = {name: own for name, own in values["policies"].items() if own is not None}
+    values["scorer"] = _with_kind(values.get("scorer"))
     for section in STAGES:
         values[section] = _stage(section, values.get(section), where)
     for section in TRL_TRAINERS:
@@ -267,6 +293,18 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
     if check_policies:
         _check_policies(recipe, where)
     return recipe
+
+
+def _with_kind(scorer: Any) -> Any:
+    """The section `scorer`, with the kind that its other settings imply if it has none."""
+    if scorer is None:
+        return {}
+    if not isinstance(scorer, Mapping) or scorer.get("kind") is not None:
+        return scorer
+    own = {name: kind for kind, names in WORDING.items() for name in names if name != "placement"}
+    implied = [own[name] for name, value in scorer.items() if name in own and value is not None]
+    rest = {name: value for name, value in scorer.items() if name != "kind"}
+    return {"kind": implied[0], **rest} if implied else rest
 
 
 def _stage(section: str, values: Any, where: Where) -> dict[str, Any] | None:
@@ -317,10 +355,20 @@ def _check_scorer(recipe: Recipe, where: Where) -> None:
     if scorer.kind == "model" and scorer.name is None and recipe.reward is None:
         raise RecipeError(
             f"{where('scorer')}: there is no reward: train one (reward: {{...}}), name one (scorer.name: folder), or "
-            "set scorer.kind to code or function"
+            "set scorer.kind to code, function, words, reading-level or spelling"
         )
     if scorer.kind == "function" and not scorer.function:
         raise RecipeError(f"{where('scorer')}: scorer.kind=function needs scorer.function: package.module:function")
+    for name in scorer.wording:
+        if name not in WORDING.get(scorer.kind, ()):
+            kinds = " or ".join(kind for kind, names in WORDING.items() if name in names)
+            raise RecipeError(
+                f"{where(f'scorer.{name}')}: scorer.{name} is set, but scorer.kind is {scorer.kind}; set scorer.kind "
+                f"to {kinds}, or drop it"
+            )
+    needed = " or ".join(f"scorer.{name}" for name in WORDING.get(scorer.kind, ()) if name != "placement")
+    if scorer.kind in WORDING and not scorer.wording.keys() - {"placement"}:
+        raise RecipeError(f"{where('scorer')}: scorer.kind={scorer.kind} needs {needed}")
     if scorer.kind == "code" and recipe.data.format != "apps":
         raise RecipeError(
             f"{where('scorer.kind')}: scorer.kind=code needs problems with tests, data.format: apps (it is "

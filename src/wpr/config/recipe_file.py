@@ -23,6 +23,9 @@ from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec, has_setting
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """The shipped ones."""
 
+OTHER_NAMES = {"reward.words": "scorer.words", "reward.preferred": "scorer.preferred"}
+"""What users call settings of another section."""
+
 LONGEST = 100
 """Characters of an override that errors quote."""
 
@@ -80,8 +83,9 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise RecipeError(f"{COMMAND_LINE}: {text!r} is no setting; write key=value, for instance ppo.beta=0.1")
-        changes[key.strip()] = parse_value(value)
-        origins[key.strip()] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
+        key = OTHER_NAMES.get(key.strip(), key.strip())
+        changes[key] = parse_value(value)
+        origins[key] = f"{COMMAND_LINE} ({text if len(text) <= LONGEST else text[:LONGEST] + '...'})"
     values = file.values
     if "regularizer" not in values:  # written out, so that changes find its parts
         values = values | {"regularizer": RegularizerSpec.parse(RECOMMENDED).given()}
@@ -171,6 +175,7 @@ def _read(path: Path, chain: tuple[Path, ...] = ()) -> RecipeSource:
     file = read_yaml(path, shown)
     origins = {"": shown} | {key: file.where(key) for key in file.lines}
     values = dict(file.values)
+    _use_own_names(values, origins)
     parent = values.pop("extends", None)
     if parent is None:
         return RecipeSource(values, origins)
@@ -178,3 +183,20 @@ def _read(path: Path, chain: tuple[Path, ...] = ()) -> RecipeSource:
         raise RecipeError(f"{file.where('extends')}: extends={parent!r} must be the name of a recipe")
     base = _read(find_recipe(parent, path.parent), (*chain, path))
     return RecipeSource(merge(base.values, values), base.origins | origins)
+
+
+def _use_own_names(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Put settings that have another name (`OTHER_NAMES`) where they belong, with their lines."""
+    for other, name in OTHER_NAMES.items():
+        (section, setting), (own, _) = other.split("."), name.split(".")
+        there, here = values.get(section), values.get(own)
+        if not isinstance(there, Mapping) or setting not in there or not isinstance(here, Mapping | None):
+            continue
+        if setting in (here or {}):
+            raise RecipeError(f"{origins[other]}: {other} is another name of {name}, which is set too; keep one")
+        values[own] = {**(here or {}), setting: there[setting]}
+        values[section] = {key: value for key, value in there.items() if key != setting}
+        origins[name] = origins.pop(other)
+        origins.setdefault(own, origins[name])
+        if not values[section]:  # it had nothing to do with the stage
+            del values[section]

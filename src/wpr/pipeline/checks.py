@@ -10,7 +10,7 @@ from wpr.config.recipe import Recipe
 from wpr.errors import OptionError, RecipeError
 from wpr.evaluation.encoders import PACKAGES, package_folder
 from wpr.model_geometry import check_other_embeddings
-from wpr.model_loading import check_model
+from wpr.model_loading import check_model, load_tokenizer
 from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
 from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
@@ -49,10 +49,22 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
     if kind == "ppo":
         check_monitors(recipe)
     if kind == "ppo" and recipe.scorer.kind != "model":
-        try:
-            make_scorer(recipe.scorer, None)
-        except (RewardError, TypeError) as error:
-            raise RecipeError(f"scorer.kind={recipe.scorer.kind}: {error}") from None
+        check_scorer(recipe)
+
+
+def check_scorer(recipe: Recipe) -> None:
+    """Make a scorer that is no model; refuse words that the model's tokenizer cannot spell."""
+    files = (recipe.scorer.words, recipe.scorer.preferred)
+    if any("{prepare}" in (name or "") for name in files):
+        return
+    try:
+        scorer = make_scorer(recipe.scorer, None)
+        if hasattr(scorer, "check_tokenizer") and "{prepare}" not in recipe.model.name:
+            scorer.check_tokenizer(load_tokenizer(recipe.model.name, recipe.model.revision))
+    except (RewardError, TypeError, ValueError) as error:
+        set_here = [f"scorer.{name}" for name in recipe.scorer.wording] or ["scorer.kind"]
+        where = f"{recipe.source.where(set_here[-1])}: " if recipe.source is not None else ""
+        raise RecipeError(f"{where}scorer.kind={recipe.scorer.kind}: {error}") from None
 
 
 def check_monitors(recipe: Recipe) -> None:

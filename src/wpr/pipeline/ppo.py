@@ -13,7 +13,7 @@ from typing import Any
 from wpr.atomic_io import write_atomically
 from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD
-from wpr.config.recipe import ScorerSettings
+from wpr.config.recipe import WORDING, ScorerSettings
 from wpr.config.trainers import unused_settings
 from wpr.data import Encoder
 from wpr.errors import RecipeError
@@ -149,6 +149,10 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
         except (TypeError, ValueError) as error:
             raise RecipeError(f"scorer.limits: {error}") from None
         return CodeReward(limits=limits, workers=settings.workers, unsafe=settings.unsafe)
+    if settings.kind in WORDING:
+        from wpr.rewards.wording import wording_reward
+
+        return wording_reward(settings.kind, **settings.wording)
     from wpr.rewards import RewardModel
 
     assert reward_model is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wpr.atomic_io import write_atomically
-from wpr.config.recipe import Recipe
+from wpr.config.recipe import WORDING, Recipe, ScorerSettings
 from wpr.config.trainers import is_shared
 from wpr.config.yaml_file import to_yaml
 from wpr.data.readers import describe
@@ -75,7 +76,7 @@ def plan(
         inputs = model | {
             "ppo": outcome_settings(own.ppo),
             "regularizer": own.regularizer.resolved(),
-            "scorer": {k: v for k, v in dataclasses.asdict(own.scorer).items() if k != "workers"},
+            "scorer": scorer_inputs(own.scorer),
             "critic": own.critic,
         }
         if own.trainer != "ppo":
@@ -86,6 +87,18 @@ def plan(
                 inputs[own.trainer] = section
         stages.append(PlannedStage(f"ppo/{name}", before_ppo, own, inputs))
     return stages
+
+
+def scorer_inputs(scorer: ScorerSettings) -> dict[str, Any]:
+    """What of the scorer decides about its scores. A file of words counts by its content, not by its path; rules for
+    wording that are not used do not count: older runs know nothing of them.
+    """
+    rules = {name for names in WORDING.values() for name in names}
+    given = {k: v for k, v in dataclasses.asdict(scorer).items() if k != "workers" and k not in rules}
+    for name, value in scorer.wording.items():
+        is_file = name in ("words", "preferred") and Path(value).expanduser().is_file()
+        given[name] = hashlib.sha256(Path(value).expanduser().read_bytes()).hexdigest() if is_file else value
+    return given
 
 
 def trainer_of(kind: str) -> Callable[[Stage], dict[str, Any]]:
@@ -262,7 +275,9 @@ class Run:
         )
         model = dataclasses.replace(recipe.model, name=name)
         data = dataclasses.replace(recipe.data, source=source, validation=validation)
-        found = dataclasses.replace(recipe, model=model, data=data)
+        words, preferred = with_prepared([recipe.scorer.words, recipe.scorer.preferred], self.folder.path)
+        scorer = dataclasses.replace(recipe.scorer, words=words, preferred=preferred)
+        found = dataclasses.replace(recipe, model=model, data=data, scorer=scorer)
         found.source = recipe.source
         return found
 

@@ -140,7 +140,8 @@ def _rows(data: Mapping[str, Any]) -> str:
 
 def _scorer(scorer: Mapping[str, Any]) -> str:
     kind = as_text(scorer.get("kind"))
-    named = as_text(scorer.get("function") or scorer.get("name"))
+    settings = ("function", "name", "words", "preferred", "grade", "spelling")
+    named = as_text(next((scorer[name] for name in settings if scorer.get(name) is not None), None))
     return f"{kind}: {named}" if kind and named else {"model": "the run's reward model"}.get(kind, kind)
 
 

@@ -43,6 +43,11 @@ class Wording:
     name = "wording"
     may_skip = True
 
+    @property
+    def __name__(self) -> str:
+        """What TRL's trainers call it in their logs."""
+        return self.name
+
     def score(self, text: str) -> float:
         """Of a text that has words."""
         raise NotImplementedError
@@ -193,7 +198,7 @@ class ReadingLevel(Wording):
     """``-max(0, g - grade)`` for a response of the US school grade g: 0 for one that is as simple as wanted.
 
     grade: the grade that is wanted. measure: a function of `textstat` that gives a grade; the automated readability
-        index counts letters, words and sentences, 4.71 letters/words + 0.5 words/sentences - 21.43.
+        index counts characters, words and sentences: 4.71 characters/words + 0.5 words/sentences - 21.43.
 
     A grade is one of a whole text: it lands on the end of the response.
     """
@@ -224,6 +229,25 @@ class ReadingLevel(Wording):
 
     def score(self, text: str) -> float:
         return min(0.0, self.grade - float(self._grade_of(text)))
+
+
+def wording_reward(
+    kind: str,
+    *,
+    words: str | None = None,
+    preferred: str | None = None,
+    grade: float | None = None,
+    spelling: Any = None,
+    placement: Placement | None = None,
+) -> Wording:
+    """The reward of a recipe's `scorer` of this kind, by its settings."""
+    if kind == "words":
+        return WordList(words, preferred, placement or "token")
+    if kind == "spelling":
+        return Spelling(spelling, placement or "token")
+    assert kind == "reading-level"
+    assert grade is not None
+    return ReadingLevel(grade)
 
 
 def _text_of(completion: Any) -> str:
