@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.pipeline.command import start
 from wpr import pico
 from wpr.data.rows import DataError
 from wpr.recipes import rewrite
 from wpr.recipes.quickstart_gold import load_pico
+from wpr.runs.finished_run import FinishedRun
 
 STORY = [
     "One day, a little girl named Lily went to the park.", "She saw a big dog and wanted to play with it.",
@@ -88,3 +91,39 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         rewrite.prepare(tmp_path, source="none.txt")
     with pytest.raises(DataError, match="noise=1 must lie between 0 and 1"):
         rewrite.prepare(tmp_path, noise=1)
+
+
+@pytest.mark.parametrize("trainer", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
+def test_the_recipe_runs_on_sentences_and_words_of_one_s_own(tmp_path: Path, trainer: str) -> None:
+    people = ["girl", "boy", "cat", "bird", "fox", "man", "bear", "duck"]
+    mine = [text.replace("dog", one).replace("girl", one) for one in people for text in STORY]
+    write_lines(tmp_path / "my.txt", mine)
+    write_lines(tmp_path / "my-words.txt", ["happy", "play"])
+    small = (
+        "sft.max_steps=2", "ppo.max_steps=2", "ppo.batch_size=8", "ppo.per_device_train_batch_size=8",
+        "ppo.responses_per_prompt=2", "evaluation.prompts=3", "evaluation.case_studies=0", "split.held_out=0.2",
+        f"evaluation.gold.encoder={pico.path()}", f"trainer={trainer}", "output=run",
+    )  # fmt: skip
+    process = start(
+        "run", "rewrite", "--policy", "rkl", "data.source=my.txt", "reward.words=my-words.txt", *small, cwd=tmp_path
+    )
+    printed, error = process.communicate(timeout=600)
+    assert process.returncode == 0, error
+    assert "words_kept" in printed
+    folder = tmp_path / "run"
+    stages = json.loads((folder / "manifest.json").read_text())["stages"]
+    assert len(stages["prepare"]["inputs"]["files"]) == 1
+    rows = [json.loads(line) for line in (folder / "ppo/rkl/responses.jsonl").read_text().splitlines()]
+    watched = {"gold", "words_kept", "copies", "fluency"}
+    for row in rows:
+        assert row["columns"]["source"] in mine
+        assert row["prompt"] == row["columns"]["source"] + "\n"
+        said = re.findall(r"\w+", row["response"].lower())
+        if said:  # a response without words has no score
+            assert row["score"] == -sum(said.count(word) for word in ("happy", "play", "plays", "played", "playing"))
+            assert watched <= set(row)
+    assert any("score" in row for row in rows)
+    assert watched <= set(stages["ppo/rkl"]["results"]["after"])
+    logged = [json.loads(line) for line in (folder / "ppo/rkl/metrics.jsonl").read_text().splitlines()]
+    assert any(watched <= set(line) and "loss" in line for line in logged)
+    assert FinishedRun(folder, "cpu").recipe["data"]["source"] == str(folder / "prepare" / "pairs.jsonl")
