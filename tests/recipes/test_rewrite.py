@@ -76,8 +76,7 @@ def test_sentences_of_a_dataset_s_responses(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "model").exists()
 
 
-def test_stories_are_written_where_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "STORIES_AT_ONCE", 8)
+def test_stories_are_written_where_nothing_is_named(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "a", count=20, copies=1)
     assert len({row["source"] for row in rows}) == len(rows) == 20
 

@@ -151,9 +151,9 @@ def _replace(
 def _made(count: int, seed: int, tokenizer: Any, shortest: int, longest: int) -> list[str]:
     """Different sentences of stories that wpr-pico writes, so many at least."""
     found: dict[str, None] = {}
-    part = 0
+    part, at_once = 0, min(STORIES_AT_ONCE, max(8, count // 4))
     while len(found) < count:
-        stories = sample([""] * STORIES_AT_ONCE, STORY_TOKENS, seed, part, f"stories, {len(found)} sentences so far")
+        stories = sample([""] * at_once, STORY_TOKENS, seed, part, f"stories, {len(found)} sentences so far")
         found |= dict.fromkeys(
             _fitting((text for story in stories for text in sentences(story)), tokenizer, shortest, longest)
         )
