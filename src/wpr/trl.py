@@ -183,7 +183,7 @@ class Regularized(Measuring):
         placed = sum_placed(self.reward_funcs, weights.tolist(), mask)
         if group == 1 or not max_over_processes(self.accelerator, int(placed.any())):
             return advantages
-        way = self.multi_objective_aggregation
+        way = getattr(self, "multi_objective_aggregation", "sum_then_normalize")
         refused = (
             f"multi_objective_aggregation={way!r} scales every reward by itself, which those of tokens cannot follow"
         )

@@ -97,3 +97,42 @@ def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_p
     assert broken.code == 1
     assert "step 0: the score of response 0 is nan" in broken.error
     assert list((tmp_path / "broken/ppo/rkl/checkpoints/faults").iterdir())
+
+
+GRPO_WORDS = (
+    *SMALL, "trainer=grpo", "sft=null", "reward=null", "ppo.responses_per_prompt=4", "ppo.normalize_rewards=true",
+    "grpo.scale_rewards=none", "ppo.max_steps=1", "ppo.learning_rate=1e-2", "reward.words=words.txt",
+)  # fmt: skip
+ENTRIES = "".join(f"{letter}* = {weight}\n" for weight, letter in enumerate("abcdefghi", 1))
+
+
+def test_a_word_list(here: Here, tmp_path: Path) -> None:
+    """Bad files are refused before anything starts; a changed one is another recipe."""
+    here.monkeypatch.chdir(tmp_path)
+    words = tmp_path / "words.txt"
+    words.write_text("你好\n", encoding="utf-8")
+    refused = here("run", "tiny", *GRPO_WORDS, "output=run")
+    assert (
+        "command line (reward.words=words.txt): scorer.kind=words: words.txt:1: '你好' is in a script" in refused.error
+    )
+    words.write_text("привет\n", encoding="utf-8")
+    refused = here("run", "tiny", *GRPO_WORDS, "output=run")  # once there is a tokenizer
+    assert "words.txt:1: the list seems to be in another language than the model's: 1 of 1" in refused.error
+    assert statuses(tmp_path / "run") == {"prepare": "done"}
+    words.write_text(ENTRIES)
+    here.succeeds("run", "tiny", *GRPO_WORDS, "output=run")
+    assert logged(tmp_path / "run/ppo/rkl")[0]["score"] < -1
+    words.write_text("other\n")
+    assert "was made by other settings: scorer.words:" in here("run", "tiny", *GRPO_WORDS, "output=run").error
+
+
+@pytest.mark.slow
+def test_where_rewards_land_changes_the_steps_and_not_the_scores(here: Here, tmp_path: Path) -> None:
+    here.monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text(ENTRIES)
+    for name in ("token", "end"):
+        here.succeeds("run", "tiny", *GRPO_WORDS, f"output={name}", f"scorer.placement={name}")
+    token, end = (logged(tmp_path / name / "ppo/rkl")[0] for name in ("token", "end"))
+    assert token["score"] == end["score"] < -1
+    assert token["score_shaped"] == pytest.approx(end["score_shaped"], abs=1e-5)
+    assert token["grad_norm"] != pytest.approx(end["grad_norm"], rel=1e-3)

@@ -94,7 +94,7 @@ def test_responses_without_words_have_no_score() -> None:
 
 def test_entries_that_no_token_can_spell() -> None:
     WordList(FORBIDDEN, PREFERRED).check_tokenizer(tokenizer("pico"))
-    WordList(["привет"]).check_tokenizer(tokenizer("bytes"))
+    WordList(["naïve", "walk"]).check_tokenizer(tokenizer("bytes"))
     WordList(["W7"]).check_tokenizer(tiny.tokenizer())
     with pytest.raises(
         WordListError, match=r"2 of 3 entries cannot be .*: привет \(entry:1\), walk\* \(entry:3\); leave"
@@ -103,6 +103,13 @@ def test_entries_that_no_token_can_spell() -> None:
     with pytest.raises(WordListError, match="placed on tokens by the tokenizer, and there is none; give the trainer"):
         WordList(["walk"]).check_tokenizer(None)
     WordList(["walk"], placement="end").check_tokenizer(None)
+
+
+def test_a_list_in_another_language() -> None:
+    message = r"entry:2: the list seems to be in another language .*: 2 of 3 entries .* \(привет: 2.0 a letter\)"
+    with pytest.raises(WordListError, match=message):
+        WordList(["walk", "привет", "мир"]).check_tokenizer(tokenizer("pico"))
+    WordList(["walk", "talk", "привет"]).check_tokenizer(tokenizer("pico"))
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -186,6 +193,20 @@ def test_a_sum_passes_tokens_on() -> None:
     assert {name: part.tolist()[0] for name, part in both.last_scores.items()} == {"<lambda>": 1, "words": -1}
     with pytest.raises(WordListError, match="cannot be written"):
         both.check_tokenizer(tiny.tokenizer())
+
+
+def test_a_class_that_places_on_tokens_that_are_not_there() -> None:
+    class Wide:
+        name = "wide"
+
+        def __call__(self, batch: Completions) -> torch.Tensor:
+            return torch.ones(len(batch))
+
+        def by_token(self, batch: Completions) -> tuple[torch.Tensor, torch.Tensor]:
+            return self(batch), torch.ones(len(batch), 5)
+
+    with pytest.raises(RewardError, match=r"'wide' placed numbers of shape \(2, 5\) on tokens; return 2 rows of 3"):
+        score_by_token(Wide(), completions("bytes", [[70, 71, 72], [70]]))
 
 
 def test_a_reward_that_knows_nothing_of_tokens() -> None:

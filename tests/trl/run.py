@@ -15,6 +15,7 @@ from tests.ppo import tiny as models
 from tests.trl import tiny
 from tests.trl.test_distillation import trainer as distilling
 from wpr import DivergenceMonitor
+from wpr.rewards import WordList
 
 TEXTS = ["w3 w4 w5 w6", "w7 w8", "w9 w10 w11"]
 
@@ -65,6 +66,8 @@ def train(arguments: list[str]) -> None:
         trainer = distilling(options.folder, parts=parts, model=model, **options.settings)
     else:
         parts |= {"regularizer_in": options.form, "regularizer_beta": 0.2}
+        if options.algorithm == "grpo":  # rewards of tokens are compared over processes, too
+            parts["reward_funcs"] = WordList(["w8 = 0.5", "w9"], preferred=["w7"])
         trainer = tiny.trainer(options.folder, options.algorithm, model, parts, **options.settings)
     trainer.add_callback(DivergenceMonitor(trainer, TEXTS, every=2, max_new_tokens=0))
     trainer.train(resume_from_checkpoint=options.resume or None)

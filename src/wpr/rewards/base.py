@@ -84,9 +84,16 @@ class TokenReward(Reward, Protocol):
 
 def score_by_token(reward: Reward, completions: Completions) -> tuple[Tensor, Tensor]:
     """See `TokenReward.by_token`; of any reward: one that knows nothing of tokens has placed nothing."""
-    if isinstance(reward, TokenReward):
-        return reward.by_token(completions)
-    return reward(completions), completions.placed([[]] * len(completions))
+    nothing = completions.placed([[]] * len(completions))
+    if not isinstance(reward, TokenReward):
+        return reward(completions), nothing
+    scores, placed = reward.by_token(completions)
+    if placed.shape != nothing.shape:
+        raise RewardError(
+            f"reward {reward.name!r} placed numbers of shape {tuple(placed.shape)} on tokens; return {len(scores)} rows "
+            f"of {nothing.shape[1]}, the tokens of the longest response"
+        )
+    return scores, placed
 
 
 def as_reward(source: Any, weights: Sequence[float] | None = None) -> Reward:

@@ -30,6 +30,8 @@ from wpr.rewards.words import (
 
 SPELLINGS = Path(__file__).with_name("spellings.txt")
 """British and American spellings, one pair per line."""
+FOREIGN = 1.5
+"""Tokens per letter beyond which a tokenizer does not know a word's script."""
 SHOWN = 5
 """Entries that an error names."""
 
@@ -159,7 +161,7 @@ class WordList(Wording):
         return earned
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse entries that no tokens of this tokenizer can spell."""
+        """Refuse entries that no tokens of this tokenizer can spell, and lists in a script that it hardly knows."""
         if tokenizer is None and self.placement == "token":
             raise WordListError(
                 f"{self.name}: words are placed on tokens by the tokenizer, and there is none; give the trainer its "
@@ -172,6 +174,15 @@ class WordList(Wording):
             raise WordListError(
                 f"{len(lost)} of {len(entries)} entries cannot be written with the model's tokens: {named}"
                 f"{', ...' if len(lost) > SHOWN else ''}; leave them out, or use a list in the model's language"
+            )
+        # Letters that a byte-level tokenizer has no tokens for are two bytes or more.
+        foreign = [(entry, count) for entry in entries if (count := _tokens_per_letter(tokenizer, entry)) > FOREIGN]
+        if 2 * len(foreign) > len(entries):
+            entry, count = foreign[0]
+            raise WordListError(
+                f"{entry.place}: the list seems to be in another language than the model's: {len(foreign)} of "
+                f"{len(entries)} entries take more tokens than letters ({entry.text}: {count:.1f} a letter); use a "
+                "list in the model's language"
             )
 
 
@@ -257,6 +268,12 @@ def _text_of(completion: Any) -> str:
 
 def _has_words(text: str) -> bool:
     return WORD.search(text) is not None
+
+
+def _tokens_per_letter(tokenizer: Any, entry: Entry) -> float:
+    text = " ".join(entry.words)
+    counts = [len(tokenizer.encode(written, add_special_tokens=False)) for written in (text, f" {text}")]
+    return min(counts) / len(text)
 
 
 def _can_spell(tokenizer: Any, entry: Entry) -> bool:
