@@ -90,8 +90,8 @@ def score_by_token(reward: Reward, completions: Completions) -> tuple[Tensor, Te
     scores, placed = reward.by_token(completions)
     if placed.shape != nothing.shape:
         raise RewardError(
-            f"reward {reward.name!r} placed numbers of shape {tuple(placed.shape)} on tokens; return {len(scores)} rows "
-            f"of {nothing.shape[1]}, the tokens of the longest response"
+            f"reward {reward.name!r} placed numbers of shape {tuple(placed.shape)} on tokens; return {len(scores)} "
+            f"rows of {nothing.shape[1]}, the tokens of the longest response"
         )
     return scores, placed
 
