@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.quickstart_seeds import mean_and_interval, table
+from benchmarks.quickstart_seeds import by_policy, mean_and_interval, table
 from tests.ppo import tiny as models
 from tests.trl import tiny
 from wpr.regularizers.spec import RECOMMENDED
@@ -117,7 +117,7 @@ def sequence(out: Path, workers: int) -> None:
         for row in pool.map(train_sequence, left):
             print(json.dumps(row), file=file, flush=True)
             done.append(row)
-    table(done, PAIRS)  # type: ignore[arg-type]
+    table(by_policy(done), PAIRS)  # type: ignore[arg-type]
 
 
 def gradients(trainer: Any, batches: list[list[dict[str, Any]]], drawn: dict[int, Any]) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@
     python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
 
 The same with `--recipe benchmarks/grpo_forms.yaml`, where policies differ in how KL gets into GRPO's gradient; and
-`--compare exact-reward:k1-reward` for other pairs in the table.
+`--compare exact-reward:k1-reward` for other pairs in the table. `benchmarks/rewriting.py` is the same on another task.
 
 A seed is a world of its own: openings, continuations, labels, SFT and reward model are made again. On each of them
 every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,13 @@ COLUMNS = {
 that never gets so far counts with one step more than it has.
 """
 
-MATCHED = [name for name in COLUMNS if name not in ("gain", "after.response_length")]
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Two-sided 95% points of Student's t, by degrees of freedom."""
+
+
+def matched_names(columns: dict[str, str]) -> list[str]:
+    """What is compared at the same score: the gain is the score, and the length is no merit."""
+    return [name for name in columns if name not in ("gain", "after.response_length")]
 
 
 def run(
@@ -65,7 +69,8 @@ def run(
 ) -> None:
     """Worlds first, one process a seed; then one process a seed and policy, each with a copy of the seed's folder."""
     out.mkdir(parents=True, exist_ok=True)
-    sweeps = {policy: name for name, sweep in load_recipe(recipe).sweeps.items() for policy in sweep.policies}
+    loaded = load_recipe(recipe, settings)
+    sweeps = {policy: name for name, sweep in loaded.sweeps.items() for policy in sweep.policies}
     policies = policies or list(sweeps)
     ends = time.monotonic() + limit
 
@@ -82,7 +87,8 @@ def run(
 
     def world(seed: int) -> int:
         common = (recipe, f"seed={seed}", f"output={out / f'seed-{seed}'}", *settings)
-        return command(f"seed-{seed}", "sft", *common) or command(f"seed-{seed}", "reward", *common)
+        stages = ("sft",) if loaded.reward is None else ("sft", "reward")
+        return next((code for stage in stages if (code := command(f"seed-{seed}", stage, *common))), 0)
 
     def regularizer(job: tuple[int, str]) -> int:
         seed, policy = job
@@ -105,8 +111,15 @@ def run(
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
 
 
-def results(out: Path) -> Iterator[tuple[int, str, float, dict[str, float]]]:
-    """Seed, policy, beta and results of every policy that is done."""
+Result = tuple[int, str, float, dict[str, float]]
+"""Seed, policy, beta, and what was measured, by dotted name."""
+
+Found = dict[tuple[str, float], dict[int, dict[str, float]]]
+"""Results by policy and beta, and there by seed."""
+
+
+def results(out: Path) -> Iterator[Result]:
+    """Results of every policy that is done."""
     for folder in sorted(out.glob("seed-*-*")):
         if not (folder / "manifest.json").exists():
             continue
@@ -129,39 +142,56 @@ def _steps(log: Path, wanted: float) -> dict[str, float]:
     return {"steps": next((WINDOW + number for number, mean in enumerate(means) if mean >= wanted), len(scores) + 1)}
 
 
-def table(results: Iterable[tuple[int, str, float, dict[str, float]]], pairs: list[tuple[str, str]]) -> None:
-    """Print means over seeds by policy and beta, and the comparison of pairs of policies at matched score."""
-    found: dict[tuple[str, float], dict[int, dict[str, float]]] = {}
+def by_policy(results: Iterable[Result]) -> Found:
+    """Results in order; ends the program where there are none."""
+    found: Found = {}
     for seed, policy, beta, values in results:
         found.setdefault((policy, beta), {})[seed] = values
     if not found:
         raise SystemExit("no policy is finished there")
+    return found
+
+
+def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = COLUMNS) -> None:
+    """Print means over seeds by policy and beta, and the comparison of pairs of policies at matched score.
+
+    columns: results and their titles; all but the gain and the length are compared.
+    """
+    names = matched_names(columns)
     console = Console(width=200)
-    means = Table("policy", "beta", "seeds", *COLUMNS.values(), title="means over seeds ± standard error")
+    means = Table("policy", "beta", "seeds", *columns.values(), title="means over seeds ± standard error")
     for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
-        cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in COLUMNS]
+        cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in columns]
         means.add_row(policy, f"{beta:g}", str(len(by_seed)), *cells)
     console.print(means)
     policies = sorted({policy for policy, _ in found})
     matched = Table(
-        "compared", "at score", "seeds", *(COLUMNS[name] for name in MATCHED), title="difference at the same score"
+        "compared", "at score", "seeds", *(columns[name] for name in names), title="difference at the same score"
     )
     for ours, theirs in pairs:
         if {ours, theirs} <= set(policies):
             for label, quantile in (("low", 0.25), ("middle", 0.5), ("high", 0.75)):
-                matched.add_row(*_matched_row(found, ours, theirs, label, quantile))
+                matched.add_row(*_matched_row(found, ours, theirs, label, quantile, names))
     console.print(matched)
 
 
-def _matched_row(
-    found: dict[tuple[str, float], dict[int, dict[str, float]]], ours: str, theirs: str, label: str, quantile: float
-) -> list[str]:
-    """Differences at one score of each seed: this far up in the range of scores that both policies reach there."""
-    differences: dict[str, list[float]] = {name: [] for name in MATCHED}
-    scores = []
-    for seed in sorted({seed for by_seed in found.values() for seed in by_seed}):
+def _matched_row(found: Found, ours: str, theirs: str, label: str, quantile: float, names: Sequence[str]) -> list[str]:
+    """Means of the differences at one score of each seed."""
+    by_seed = differences(found, ours, theirs, quantile, names)
+    scores = [score for score, _ in by_seed.values()]
+    known = {name: [row[name] for _, row in by_seed.values() if not math.isnan(row[name])] for name in names}
+    shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
+    return [f"{ours} - {theirs}", shown, str(len(scores)), *(mean_and_interval(known[name]) for name in names)]
+
+
+def differences(
+    found: Found, ours: str, theirs: str, quantile: float, names: Sequence[str]
+) -> dict[int, tuple[float, dict[str, float]]]:
+    """By seed, a score and the differences there: this far up in the range of scores that both policies reach."""
+    by_seed = {}
+    for seed in sorted({seed for rows in found.values() for seed in rows}):
         curves = [
-            _curve([by_seed[seed] for (policy, _), by_seed in found.items() if policy == name and seed in by_seed])
+            _curve([rows[seed] for (policy, _), rows in found.items() if policy == name and seed in rows], names)
             for name in (ours, theirs)
         ]
         if min(map(len, curves)) < 2:
@@ -170,23 +200,18 @@ def _matched_row(
         if high <= low:
             continue
         score = low + quantile * (high - low)
-        scores.append(score)
-        for name in MATCHED:
-            first, second = (_interpolated([(at, row[name]) for at, row in curve], score) for curve in curves)
-            if not math.isnan(first - second):
-                differences[name].append(first - second)
-    cells = [mean_and_interval(differences[name]) for name in MATCHED]
-    shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
-    return [f"{ours} - {theirs}", shown, str(len(scores)), *cells]
+        at = {name: [_interpolated([(x, row[name]) for x, row in curve], score) for curve in curves] for name in names}
+        by_seed[seed] = score, {name: first - second for name, (first, second) in at.items()}
+    return by_seed
 
 
-def _curve(rows: list[dict[str, float]]) -> list[tuple[float, dict[str, float]]]:
+def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> list[tuple[float, dict[str, float]]]:
     """Results in the order of their scores, those of one score averaged; what a run did not measure is nan."""
     by_score: dict[float, list[dict[str, float]]] = {}
     for row in rows:
         by_score.setdefault(row["after.score"], []).append(row)
     return [
-        (score, {name: statistics.fmean(row.get(name, math.nan) for row in same) for name in MATCHED})
+        (score, {name: statistics.fmean(row.get(name, math.nan) for row in same) for name in names})
         for score, same in sorted(by_score.items())
     ]
 
@@ -242,7 +267,7 @@ def main() -> None:
             options.limit,
         )  # fmt: skip
     else:
-        table(results(options.out), [tuple(pair.split(":")) for pair in options.compare])
+        table(by_policy(results(options.out)), [tuple(pair.split(":")) for pair in options.compare])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.ppo import tiny
-from wpr.analysis.bert_score import ContextualEncoder
 from wpr.config.recipe import ModelSettings
 from wpr.damaged_files import DamagedFileError, first_damaged, refuse_damaged_model, refuse_unusable_weights
+from wpr.evaluation.encoders import ContextualEncoder
 from wpr.model_loading import check_model, load_causal, load_tokenizer, save_model
 from wpr.ppo.parts import load_critic, load_policy
 from wpr.rewards import RewardModel

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import quickstart_seeds as seeds
 
+MATCHED = seeds.matched_names(seeds.COLUMNS)
+
 
 def found_on_lines(scores: dict[str, list[float]]) -> dict[tuple[str, float], dict[int, dict[str, float]]]:
     """Two seeds; every measure is twice the score under rkl, and 3, or on seed 1 5, more under semantic."""
@@ -18,31 +20,37 @@ def found_on_lines(scores: dict[str, list[float]]) -> dict[tuple[str, float], di
         for number, score in enumerate(reached):
             for seed in (0, 1):
                 more = (3.0, 5.0)[seed] if policy == "semantic" else 0.0
-                values = dict.fromkeys(seeds.MATCHED, 2 * score + more) | {"after.score": score}
+                values = dict.fromkeys(MATCHED, 2 * score + more) | {"after.score": score}
                 found.setdefault((policy, float(number)), {})[seed] = values
     return found
 
 
 def test_differences_at_the_same_score() -> None:
     found = found_on_lines({"rkl": [0.0, 2.0, 1.0], "semantic": [0.5, 0.5, 3.0]})
-    compared, at, count, *cells = seeds._matched_row(found, "semantic", "rkl", "middle", 0.5)
+    compared, at, count, *cells = seeds._matched_row(found, "semantic", "rkl", "middle", 0.5, MATCHED)
     assert (compared, at, count) == ("semantic - rkl", "middle (1.25)", "2")
     half = 12.706 * math.sqrt(2) / math.sqrt(2)  # t of one degree of freedom, deviation of 3 and 5, two seeds
-    assert cells == [f"+4 ± {half:.2g}"] * len(seeds.MATCHED)
+    assert cells == [f"+4 ± {half:.2g}"] * len(MATCHED)
+
+
+def test_differences_by_seed() -> None:
+    found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.0, 2.0]})
+    by_seed = seeds.differences(found, "semantic", "rkl", 0.5, ["after.gold"])
+    assert by_seed == {0: (1.0, {"after.gold": 3.0}), 1: (1.0, {"after.gold": 5.0})}
 
 
 def test_what_was_not_measured_is_left_out() -> None:
     found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.0, 2.0]})
     for by_seed in found.values():
         del by_seed[0]["after.self_bleu"]
-    cells = dict(zip(seeds.MATCHED, seeds._matched_row(found, "semantic", "rkl", "low", 0.25)[3:], strict=True))
+    cells = dict(zip(MATCHED, seeds._matched_row(found, "semantic", "rkl", "low", 0.25, MATCHED)[3:], strict=True))
     assert cells["after.self_bleu"] == "-"
     assert cells["after.gold"].startswith("+4 ")
 
 
 def test_scores_that_do_not_meet_are_not_compared() -> None:
     found = found_on_lines({"rkl": [0.0, 1.0], "semantic": [2.0, 3.0]})
-    assert seeds._matched_row(found, "semantic", "rkl", "low", 0.25)[2:] == ["0", *["-"] * len(seeds.MATCHED)]
+    assert seeds._matched_row(found, "semantic", "rkl", "low", 0.25, MATCHED)[2:] == ["0", *["-"] * len(MATCHED)]
     with pytest.raises(ValueError, match="5 lies outside of 0 to 1"):
         seeds._interpolated([(0, 0), (1, 1)], 5)
 

@@ -10,7 +10,8 @@ from transformers import BertConfig, BertModel
 
 from tests.ppo import tiny
 from wpr import pico
-from wpr.analysis.bert_score import ContextualEncoder, bert_score
+from wpr.analysis.bert_score import bert_score
+from wpr.evaluation.encoders import ContextualEncoder
 
 
 def unit(rows: int, seed: int) -> torch.Tensor:

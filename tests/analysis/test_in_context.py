@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 from tests.analysis.substitution_texts import STORIES
 from tests.ppo import tiny
 from wpr import pico
-from wpr.analysis.in_context import SentenceEncoder, similarities, word_nll
+from wpr.analysis.in_context import similarities, word_nll
 from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError
+from wpr.evaluation.encoders import SentenceEncoder
 
 
 @pytest.fixture(scope="module")

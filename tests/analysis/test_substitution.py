@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from tests.analysis.substitution_texts import STORIES
 from wpr import ReverseKL, SquaredHellinger, TokenGeometry, Wasserstein, pico
-from wpr.analysis.in_context import SentenceEncoder
 from wpr.analysis.screen import geometry_scores
 from wpr.analysis.substitution import (
     COLUMNS,
@@ -24,6 +23,7 @@ from wpr.analysis.substitution import (
     measure,
 )
 from wpr.analysis.word_positions import WordPositions, find_positions
+from wpr.evaluation.encoders import SentenceEncoder
 from wpr.model_geometry import RegularizerFactory
 
 K = 24

@@ -6,10 +6,62 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.recipes import write
+from wpr import pico
 from wpr.config.recipe_file import load_recipe
-from wpr.errors import RecipeError
-from wpr.pipeline.checks import check_stage
+from wpr.errors import RecipeError, UserError
+from wpr.evaluation.encoders import PACKAGES
+from wpr.pipeline.checks import check_monitors, check_stage
 from wpr.runs.folder import RunFolder
+
+RECIPE = """name: small
+model: {name: m}
+data: {format: demonstrations, source: rows.jsonl, columns: {source: sentence}}
+scorer: {kind: function, function: a:b}
+evaluation:
+  monitors:
+    NAME: {SETTINGS}
+"""
+
+
+def check(settings: str, name: str = "same") -> None:
+    check_monitors(load_recipe(write(RECIPE.replace("NAME", name).replace("SETTINGS", settings))))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_there_is_not_refused() -> None:
+    for settings in (
+        "kind: copies", "kind: copies, of: prompt", "kind: fluency, model: pico",
+        f"kind: meaning, encoder: {pico.path()}", "kind: function, function: 'math:sqrt'",
+    ):  # fmt: skip
+        check(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        ("kind: copies, of: original", "same", "monitors.same: the data keeps no column 'original' .it keeps source."),
+        ("kind: copies", "entropy", "a number called 'entropy'"),
+        ("kind: copies", "self_bleu", "a number called 'self_bleu'"),
+        ("kind: copies", "words-kept", "or it is no name"),
+        ("kind: function, function: 'no.such:thing'", "same", "cannot be imported"),
+        ("kind: meaning, encoder: no/such", "same", "monitors.same.encoder: "),
+        ("kind: fluency, model: no/such", "same", "monitors.same.model: "),
+    ],
+)
+def test_what_is_not_there(settings: str, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(settings, name)
+
+
+def test_an_encoder_s_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGES, "wordllama", ("no_such_wordllama", *PACKAGES["wordllama"][1:]))
+    with pytest.raises(RecipeError, match=r"encoder=wordllama: .*`pip install wordllama`.*monitors.same=null"):
+        check("kind: meaning, encoder: wordllama")
 
 
 def test_trl_trains_no_weights_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,8 @@ def test_a_sum_with_reverse_kl_reads_the_logits_once(by_kernels: None, monkeypat
 
 
 @pytest.mark.parametrize(
-    "transform", ["unit", "centre/unit", "unit/centre", "centre/remove-2/unit", "centre/whiten-0.5"]
+    "transform",
+    ["unit", "centre/unit", "unit/centre", "centre/remove-2/unit", "centre/whiten-0.5", "centre/unit/shuffle-1"],
 )
 def test_transforms(transform: str, by_kernels: None) -> None:
     arguments = logits(1, 300)

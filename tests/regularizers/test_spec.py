@@ -136,6 +136,7 @@ def test_options_reach_f_divergences() -> None:
     [
         ({"neighbours": 8}, {"neighbours": 8, "transform": "centre/unit"}, {}),
         ({"neighbours": 8, "transform": "unit"}, {"neighbours": 8, "transform": "unit"}, {}),
+        ({"neighbours": 8, "transform": "unit/shuffle-1"}, {"neighbours": 8, "transform": "unit/shuffle-1"}, {}),
         ({"neighbours": 8, "preset": "unbalanced"}, {"neighbours": 8}, {"preset": "unbalanced"}),
         ({"neighbours": 8, "preset": "paper", "lam": 2.0}, {"neighbours": 8}, {"preset": "paper", "lam": 2.0}),
         ({"neighbours": 8, "power": 2.0}, {"neighbours": 8, "power": 2.0, "transform": "centre/unit"}, {}),

@@ -74,6 +74,30 @@ def test_means_come_from_the_responses_where_the_run_recorded_none(owned: Path, 
             assert float(one[name]) == pytest.approx(float(other[name])), name
 
 
+def test_what_is_watched_has_columns_curves_and_a_frontier(owned: Path, tmp_path: Path) -> None:
+    manifest = json.loads((owned / "manifest.json").read_text())
+    watched = {"gold": {"kind": "meaning", "encoder": "minilm"}, "monitors": {"kept": {"kind": "words-kept"}}}
+    manifest["recipe"]["evaluation"] = watched
+    for name, record in manifest["stages"].items():
+        if name.startswith("ppo/"):
+            record["results"]["after"]["kept"] = 0.75
+            lines = [
+                json.loads(line) | {"kept": 0.5} for line in (owned / name / "metrics.jsonl").read_text().splitlines()
+            ]
+            (owned / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(owned / "manifest.json", manifest)
+    page, _ = report(owned, csv=tmp_path)
+    policies = {row["policy"]: row for row in table(tmp_path / "policies.csv")}
+    assert float(policies["rkl"]["kept"]) == 0.75
+    assert {row["kept"] for row in table(tmp_path / "training.csv")} == {"0.5"}
+    assert {row["kept"] for row in table(tmp_path / "frontier.csv")} == {"0.75"}
+    for title in ("kept of responses", "kept over score", "gold score over score"):
+        assert title in page.text
+    assert "Judged by gold, how much of its source's meaning a response has, which no policy saw" in page.text
+    assert "paid with meaning: its score rose" in page.text
+    assert "over-optimised" not in page.text
+
+
 def test_the_result_is_told_as_it_is(whole: Path) -> None:
     page, _ = report(whole)
     verdict = page.text[page.text.index("Judged by the gold score") : page.text.index("Policies on held-out prompts")]

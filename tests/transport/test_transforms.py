@@ -74,6 +74,35 @@ def test_whitening_makes_directions_more_equal(power: float) -> None:
     torch.testing.assert_close(after, before ** (1 - power), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("text", ["centre/unit/shuffle-7", "shuffle-7/centre/unit"])
+def test_shuffled_tokens_have_the_costs_of_others(text: str) -> None:
+    weight = embeddings()
+    plain, shuffled = (
+        TokenGeometry.from_embeddings(weight, neighbours=20, transform=steps) for steps in ("centre/unit", text)
+    )
+    order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
+    assert (order != torch.arange(V)).any()
+    ids = torch.arange(40).unsqueeze(0)
+    torch.testing.assert_close(shuffled.cost(ids), plain.cost(order[ids]))
+    torch.testing.assert_close(shuffled.nearest, plain.nearest[order])
+    assert shuffled.scale == pytest.approx(plain.scale)
+    assert not torch.equal(shuffled.cost(ids), plain.cost(ids))
+
+
+def test_shuffles_are_drawn_by_their_seeds_and_follow_each_other() -> None:
+    weight = embeddings()
+    first, second = (fit(f"shuffle-{seed}", weight)(weight) for seed in (1, 2))
+    assert not torch.equal(first, second)
+    assert torch.equal(fit("shuffle-1", weight)(weight), first)
+    assert torch.equal(fit("shuffle-1/shuffle-2", weight)(weight), fit("shuffle-2", first)(first))
+
+
+def test_tokens_without_embeddings_are_not_shuffled() -> None:
+    mapped = torch.arange(V) > 4
+    with pytest.raises(ValueError, match="shuffles 295 of 300 tokens"):
+        TokenGeometry.from_embeddings(embeddings(), neighbours=20, transform="shuffle-1", mapped=mapped)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_type_stays(dtype: torch.dtype) -> None:
     weight = embeddings(dtype)
@@ -90,15 +119,16 @@ def test_geometry_has_the_costs_of_the_transformed_rows() -> None:
     assert "euclidean cost after centre/unit" in geometry.describe()
 
 
-def test_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["centre/remove-2/unit", "centre/remove-2/unit/shuffle-3"])
+def test_file(tmp_path: Path, text: str) -> None:
     """The file has what was fitted, so that another machine, which may round a mean otherwise, gets the same."""
     weight = embeddings(torch.float32)
-    made = TokenGeometry.from_embeddings(weight, neighbours=20, transform="centre/remove-2/unit")
+    made = TokenGeometry.from_embeddings(weight, neighbours=20, transform=text)
     made.save(tmp_path / "a")
-    read = TokenGeometry.load(tmp_path / "a", weight, transform="centre/remove-2/unit")
+    read = TokenGeometry.load(tmp_path / "a", weight, transform=text)
     assert torch.equal(read.embeddings, made.embeddings)
     assert read.transform.text == made.transform.text
-    with pytest.raises(GeometryFileError, match="transform=centre/remove-2/unit, not centre/unit; build it again"):
+    with pytest.raises(GeometryFileError, match=f"transform={text}, not centre/unit; build it again"):
         TokenGeometry.load(tmp_path / "a", weight, transform="centre/unit")
     with pytest.raises(GeometryFileError, match="made for other embeddings"):
         TokenGeometry.load(tmp_path / "a", made.embeddings)
@@ -113,6 +143,8 @@ def test_file(tmp_path: Path) -> None:
         ("centre/", "has the step ''"),
         ("remove-0", "remove-0"),
         ("whiten-2", "whiten-2"),
+        ("shuffle", "did you mean shuffle-SEED"),
+        ("shuffle--1", "shuffle--1"),
         ("zebra", "use steps as centre, "),
     ],
 )

@@ -10,67 +10,15 @@ Both judges are independent of the model whose words are judged if they are othe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wpr.analysis.bert_score import ContextualEncoder
 from wpr.analysis.word_positions import WordPositions, opening_of
-from wpr.errors import OptionError
+from wpr.evaluation.encoders import SentenceEncoder
 from wpr.language_models import logits_of, pad, plain_model
-
-
-@dataclass(frozen=True)
-class SentenceEncoder:
-    """A model that gives a text one unit vector: the mean of its tokens' vectors, or the first one's where the folder
-    says so, as those of sentence-transformers do (``1_Pooling/config.json``).
-    """
-
-    encoder: ContextualEncoder
-    first_token: bool = False
-
-    @classmethod
-    def from_pretrained(cls, folder: str, device: torch.device | str = "cpu") -> SentenceEncoder:
-        """Load a folder or hub name that transformers' AutoModel reads."""
-        try:
-            encoder = ContextualEncoder.from_pretrained(folder, device=device)
-        except ValueError as error:
-            raise OptionError(str(error)) from None
-        path = Path(folder) / "1_Pooling" / "config.json"
-        pooling = json.loads(path.read_text()) if path.is_file() else {}
-        first = bool(pooling.get("pooling_mode_cls_token"))
-        if pooling and not first and not pooling.get("pooling_mode_mean_tokens"):
-            raise OptionError(
-                f"{path} asks for neither the mean of the tokens nor the first of them; name an encoder that does"
-            )
-        return cls(encoder, first)
-
-    @torch.no_grad()
-    def __call__(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
-        """Unit vectors ``(B, H)``."""
-        tokenizer, model = self.encoder.tokenizer, self.encoder.model
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        device = next(model.parameters()).device
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # texts of one length go together
-        found = torch.empty(len(texts), model.config.get_text_config().hidden_size)
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = tokenizer(
-                [texts[index] for index in chosen], return_tensors="pt", padding=True, padding_side="right",
-                truncation=self.encoder.longest is not None, max_length=self.encoder.longest,
-            )  # fmt: skip
-            inputs = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-            states = model(**inputs).last_hidden_state.float()
-            weight = inputs["attention_mask"].unsqueeze(-1).float()
-            vectors = states[:, 0] if self.first_token else (states * weight).sum(1) / weight.sum(1)
-            found[chosen] = torch.nn.functional.normalize(vectors, dim=-1).cpu()
-        return found
 
 
 def similarities(words: WordPositions, wanted: Tensor, encoder: SentenceEncoder) -> Tensor:

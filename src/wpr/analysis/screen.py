@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wpr.analysis.in_context import SentenceEncoder, similarities
+from wpr.analysis.in_context import similarities
 from wpr.analysis.statistics import Estimate, grouped_mean, partial, spearman
 from wpr.analysis.word_positions import WordPositions, find_positions, opening_of
 from wpr.errors import OptionError
+from wpr.evaluation.encoders import SentenceEncoder
 from wpr.language_models import hidden_states, logits_of, pad
 from wpr.model_geometry import RegularizerFactory
 from wpr.regularizers.spec import RegularizerSpec

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from wpr.analysis.answers import TokenPenalties
-from wpr.analysis.bert_score import BertScore, ContextualEncoder, bert_score
+from wpr.analysis.bert_score import BertScore, bert_score
 from wpr.analysis.context import AnalysisContext, Found
 from wpr.analysis.statistics import Estimate, Statistic, bootstrap, interval, pearson, series, spearman
 from wpr.errors import OptionError, UnavailableError
+from wpr.evaluation.encoders import ContextualEncoder
 from wpr.findings import Cell, Figure, Finding, Mark, Series
 from wpr.regularizers.spec import SIDE_BY_SIDE
 from wpr.runs.responses import BEFORE, whose_tokens

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from wpr.analysis.context import AnalysisContext, Found, noted
 from wpr.analysis.exact_optimum import Optimum, SupportRegularizer, at_reward
-from wpr.analysis.in_context import SentenceEncoder, similarities, word_nll
+from wpr.analysis.in_context import similarities, word_nll
 from wpr.analysis.screen import ODDS as ODDS_SCORE
 from wpr.analysis.screen import (
     InContext,
@@ -49,6 +49,7 @@ from wpr.analysis.screen import (
 from wpr.analysis.statistics import Estimate, grouped_mean, series
 from wpr.analysis.word_positions import WordPositions, find_positions
 from wpr.errors import OptionError, UnavailableError
+from wpr.evaluation.encoders import SentenceEncoder
 from wpr.findings import Cell, Figure, Finding, Mark
 from wpr.model_geometry import RegularizerFactory
 from wpr.model_loading import load_any_causal, load_tokenizer

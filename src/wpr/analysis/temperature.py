@@ -15,8 +15,10 @@ from typing import Any
 
 from wpr.analysis.context import AnalysisContext, Found
 from wpr.config.functions import import_function
-from wpr.config.recipe import WORDING
+from wpr.config.monitors import GOLD, MonitorSettings
+from wpr.config.recipe import WORDING, EvaluationSettings
 from wpr.errors import OptionError, UnavailableError
+from wpr.evaluation.monitors import make_monitor
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.language_models import pad
@@ -105,10 +107,13 @@ def _model_and_temperature(file: ResponseFile) -> tuple[str, float]:
 def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
     """What judges, and what it is called."""
     if gold:
-        function = (context.run.recipe.get("evaluation") or {}).get("gold")
-        if function is None:
+        given = (context.run.recipe.get("evaluation") or {}).get("gold")
+        if given is None:
             raise UnavailableError(f"{context.run.path} has no gold scorer (evaluation.gold)")
-        return FunctionReward(import_function(function, "evaluation.gold")), "the gold scorer"
+        monitor = EvaluationSettings(gold=MonitorSettings(**given) if isinstance(given, Mapping) else given).watched[
+            GOLD
+        ]
+        return make_monitor(monitor, "evaluation.gold", context.run.device), "the gold scorer"
     settings, folder = context.run.scorer()
     if settings.kind == "function":
         assert settings.function is not None
@@ -131,7 +136,9 @@ def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: in
         ids, mask = pad(tokens, device=context.run.device)
         prompts, responses = [row.prompt for row in part], [row.response for row in part]
         drawn = [row.response_ids for row in part]
-        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1, response_ids=drawn)).tolist()
+        shared = set.intersection(*(set(row.columns) for row in part))
+        columns = {name: [row.columns[name] for row in part] for name in sorted(shared)}
+        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1, columns, drawn)).tolist()
         found |= {row.prompt_id: value for row, value in zip(part, values, strict=True) if not math.isnan(value)}
     return found
 

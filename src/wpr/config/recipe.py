@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from wpr.config.monitors import GOLD, MonitorSettings
 from wpr.config.trainers import TRL_TRAINERS, config_class, own_settings, trl_section
 from wpr.config.typed import Where, build, check_fields, field_types, unknown
 from wpr.data import DataSettings, SplitSettings
@@ -85,10 +86,13 @@ class PrepareSettings:
 
     function: ``package.module:function``, called with the stage's folder, the seed and ``options``.
     options: passed on by name.
+    data: a file that the function makes of `data.source`, which it is then also called with (``source=``); the stages
+        read the file in its place.
     """
 
     function: str
     options: dict[str, Any] = field(default_factory=dict)
+    data: str | None = None
 
 
 @dataclass
@@ -135,8 +139,9 @@ class EvaluationSettings:
 
     prompts: how many held-out prompts policies answer, at most; 0: none.
     rows: how many held-out rows SFT and the reward model are measured on, at most.
-    gold: ``package.module:function``, a score that nothing is trained on. It is logged as ``gold``, and policies are
-        compared by it: where the score rises and gold falls, the reward model is being fooled.
+    gold: ``package.module:function`` or a monitor's settings, a score that nothing is trained on. It is logged as
+        ``gold``, and policies are compared by it: where the score rises and gold falls, the reward is being fooled.
+    monitors: more such scores by name, which are logged and stand in tables and in the report.
     eval_regularizers: regularizers by name, whose divergence is measured on the held-out responses of every policy.
     case_studies: so many held-out responses are kept token by token, for the report's token view; it needs a
         Wasserstein regularizer, the policy's own or the first of that kind among the eval_regularizers.
@@ -144,7 +149,8 @@ class EvaluationSettings:
 
     prompts: int = 64
     rows: int = 2000
-    gold: str | None = None
+    gold: str | MonitorSettings | None = None
+    monitors: dict[str, MonitorSettings] = field(default_factory=dict)
     eval_regularizers: dict[str, RegularizerSpec] = field(default_factory=dict)
     case_studies: int = 3
 
@@ -152,6 +158,14 @@ class EvaluationSettings:
         for name in ("prompts", "rows", "case_studies"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if GOLD in self.monitors:
+            raise ValueError("monitors has gold, which is a setting of its own: evaluation.gold")
+
+    @property
+    def watched(self) -> dict[str, MonitorSettings]:
+        """Gold, where there is one, and all monitors."""
+        gold = MonitorSettings("function", function=self.gold) if isinstance(self.gold, str) else self.gold
+        return ({} if gold is None else {GOLD: gold}) | self.monitors
 
 
 @dataclass

@@ -7,16 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from wpr.config.functions import import_function
+from wpr.config.monitors import GOLD, PROMPT
 from wpr.config.recipe import Recipe
-from wpr.errors import RecipeError
+from wpr.errors import OptionError, RecipeError
+from wpr.evaluation.encoders import PACKAGES, package_folder
 from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model, load_tokenizer
 from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
 from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
+from wpr.ppo.metrics import is_reserved
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import RewardError
 from wpr.runs.folder import RunFolder
+
+MEASURED = ("distinct_", "self_bleu", "embedding_spread", "pass_at_1")
+"""How the names of what is measured of all responses together begin."""
 
 
 def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
@@ -47,8 +53,8 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
                 check_other_embeddings(own, recipe.model.name, recipe.model.revision)
             except ValueError as error:
                 raise RecipeError(f"{section}.{error}") from None
-    if kind == "ppo" and recipe.evaluation.gold is not None:
-        import_function(recipe.evaluation.gold, "evaluation.gold")
+    if kind == "ppo":
+        check_monitors(recipe)
     if kind == "ppo" and recipe.scorer.kind != "model":
         check_scorer(recipe)
 
@@ -73,6 +79,34 @@ def shards_weights(config: Any) -> bool:
     zero = getattr(config, "deepspeed_plugin", None)
     fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" or config.fsdp
     return bool(fsdp) or (zero is not None and zero.zero_stage == 3)
+
+
+def check_monitors(recipe: Recipe) -> None:
+    """Refuse monitors whose name is taken, or whose column, encoder, model or function is not there."""
+    for name, own in recipe.evaluation.watched.items():
+        place = "evaluation.gold" if name == GOLD else f"evaluation.monitors.{name}"
+        if not name.isidentifier() or is_reserved(name) or name.startswith(MEASURED):
+            raise RecipeError(
+                f"{place}: the results have a number called {name!r}, or it is no name; rename the monitor"
+            )
+        if own.source not in (None, PROMPT, *recipe.data.kept_columns) and recipe.data.format != "apps":
+            kept = ", ".join(recipe.data.kept_columns) or "none"
+            raise RecipeError(
+                f"{place}: the data keeps no column {own.source!r} (it keeps {kept}); keep it with data.columns: "
+                f"{{{own.source}: THEIR_NAME}}, or compare with the prompt (of: prompt)"
+            )
+        if own.kind == "function":
+            assert own.function is not None
+            import_function(own.function, place)
+        elif own.encoder in PACKAGES:
+            try:
+                package_folder(*PACKAGES[own.encoder])
+            except OptionError as error:
+                raise RecipeError(f"{place}.encoder={own.encoder}: {error}, or leave it out ({place}=null)") from None
+        elif own.encoder is not None:
+            check_model(own.encoder, f"{place}.encoder")
+        elif own.model not in (None, "pico"):
+            check_model(str(own.model), f"{place}.model")
 
 
 def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:

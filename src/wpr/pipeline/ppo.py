@@ -14,11 +14,13 @@ from transformers import TrainerCallback
 
 from wpr.atomic_io import write_atomically
 from wpr.config.functions import import_function
+from wpr.config.monitors import GOLD
 from wpr.config.recipe import WORDING, ScorerSettings
 from wpr.config.trainers import unused_settings
 from wpr.data import Encoder
 from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
+from wpr.evaluation.monitors import make_monitor
 from wpr.language_models import is_in_parts, plain_model, whole_embeddings
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config
@@ -38,9 +40,6 @@ from wpr.ppo.config import PPOConfig
 from wpr.runs.responses import AFTER, BEFORE, Response, prompt_id
 
 logger = logging.getLogger(__name__)
-
-GOLD = "gold"
-"""What the hidden score is called in logs and files."""
 
 
 def train_ppo(stage: Stage) -> dict[str, Any]:
@@ -95,11 +94,13 @@ def make_trainer(
     is_ppo = recipe.trainer == "ppo"  # TRL's trainers copy the policy themselves
     reference = load_causal(recipe.model, stage.sft_model) if is_ppo and recipe.model.lora is None else None
     anchor = policy if reference is None else reference
-    gold = recipe.evaluation.gold
     regularizer = regularizer_on(anchor, recipe.regularizer, args.device)
     parts: dict[str, Any] = {
         "reward": make_scorer(recipe.scorer, stage.reward_model),
-        "monitors": {} if gold is None else {GOLD: import_function(gold, "evaluation.gold")},
+        "monitors": {
+            name: make_monitor(own, f"evaluation.{name}", args.device)
+            for name, own in recipe.evaluation.watched.items()
+        },
         # The trainer's own uses the reference's embeddings in place; this one has a copy of them.
         "regularizer": regularizer,
         "eval_regularizers": {

@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from wpr.config.functions import import_function
+from wpr.errors import RecipeError
 from wpr.pipeline.stage import Stage, is_main_process, wait_for_everyone
 
 
@@ -20,7 +21,12 @@ def prepare(stage: Stage) -> dict[str, Any]:
     partial = stage.folder.with_name("prepare.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    found = function(partial, seed=stage.recipe.seed, **settings.options)
+    source = {} if settings.data is None else {"source": stage.recipe.data.source}
+    found = function(partial, seed=stage.recipe.seed, **source, **settings.options)
+    if settings.data is not None and not (partial / settings.data).is_file():
+        raise RecipeError(
+            f"prepare.data={settings.data}: {settings.function} made no such file; name one that it makes"
+        )
     if stage.folder.exists():
         shutil.rmtree(stage.folder)
     partial.rename(stage.folder)

@@ -42,12 +42,13 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
             f"{held_out['calibration_error']:.3f}",
             soft_wrap=True,
         )
-    rows = comparison(results_of(folder))
-    if rows:
-        write_atomically(folder / "policies.csv", as_csv(rows))
-        policies = [row["policy"] for row in rows]
+    done = results_of(folder)
+    if any(stage.startswith("ppo/") for stage in done):
         problems = Problems()
         (run,) = read_runs([folder], problems)
+        rows = comparison(done, run.monitors)
+        write_atomically(folder / "policies.csv", as_csv(rows))
+        policies = [row["policy"] for row in rows]
         metrics = {policy.own_name: policy.lines for policy in run.policies if policy.own_name in policies}
         write_atomically(folder / "curves.svg", policy_curves(metrics))
         for problem in problems.of("metrics.jsonl"):

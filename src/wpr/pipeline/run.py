@@ -15,6 +15,7 @@ from wpr.atomic_io import write_atomically
 from wpr.config.recipe import WORDING, Recipe, ScorerSettings
 from wpr.config.trainers import is_shared
 from wpr.config.yaml_file import to_yaml
+from wpr.data.readers import describe
 from wpr.errors import RunFolderError, UserError, explain, first_line
 from wpr.pipeline.arguments import outcome_settings
 from wpr.pipeline.environment import command_line, machine, versions
@@ -22,7 +23,7 @@ from wpr.pipeline.log import log_to
 from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import Stage, is_main_process, peak_memory, reset_peak_memory, wait_for_everyone
 from wpr.runs.fingerprints import differences, digest
-from wpr.runs.folder import RunFolder, StageRecord, now, with_prepared
+from wpr.runs.folder import RunFolder, StageRecord, data_source, now, with_prepared
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,12 @@ def plan(
     values = recipe.as_dict()
     first: tuple[str, ...] = ()
     if recipe.prepare is not None:
-        stages.append(PlannedStage("prepare", (), recipe, {"prepare": values["prepare"], "seed": recipe.seed}))
+        inputs: dict[str, Any] = {"prepare": values["prepare"], "seed": recipe.seed}
+        if recipe.prepare.data is None:
+            del values["prepare"]["data"]  # runs from before there was this are the same
+        else:
+            inputs["source"] = recipe.data.source
+        stages.append(PlannedStage("prepare", (), recipe, inputs))
         first = ("prepare",)
     model = {"model": values["model"], "seed": recipe.seed}
     if recipe.sft is not None:
@@ -235,8 +241,17 @@ class Run:
                 )
             needs[name] = digest(record.inputs)
         if stage.name == "prepare":
-            return {}
+            return self._source_inputs()
         return {"needs": needs, "data": self._data_inputs()}
+
+    def _source_inputs(self) -> dict[str, Any]:
+        """What the files are that the prepare stage makes data of, where they are files here."""
+        recipe = self.recipe
+        if recipe.prepare is None or recipe.prepare.data is None or recipe.data.source is None:
+            return {}
+        named = [recipe.data.source] if isinstance(recipe.data.source, str) else recipe.data.source
+        paths = [path for name in named if (path := Path(name).expanduser()).is_file()]
+        return {"files": [describe(path, path.name)["sha256"] for path in paths]}
 
     def _data_inputs(self) -> dict[str, Any]:
         values = self.recipe.as_dict()
@@ -256,8 +271,9 @@ class Run:
 
     def _real(self, recipe: Recipe) -> Recipe:
         """The recipe with ``{prepare}`` replaced by the folder that it stands for."""
+        made = None if recipe.prepare is None else recipe.prepare.data
         name, source, validation = with_prepared(
-            [recipe.model.name, recipe.data.source, recipe.data.validation], self.folder.path
+            [recipe.model.name, data_source(recipe.data.source, made), recipe.data.validation], self.folder.path
         )
         model = dataclasses.replace(recipe.model, name=name)
         data = dataclasses.replace(recipe.data, source=source, validation=validation)
@@ -293,7 +309,8 @@ class Run:
         record.started = record.started or now()
         begun, before = time.monotonic(), record.seconds
         data = None if stage.name == "prepare" else self.data
-        run = Stage(stage.name, self._real(stage.recipe), self.folder, data, record.settings)
+        recipe = stage.recipe if stage.name == "prepare" else self._real(stage.recipe)
+        run = Stage(stage.name, recipe, self.folder, data, record.settings)
         self._write_facts()
         self.folder.write(stage.name, record)
         reset_peak_memory()

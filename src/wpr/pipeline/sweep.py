@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wpr.config.recipe import Recipe, check_grid
@@ -63,9 +63,10 @@ def members(
     return found
 
 
-def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per policy of a run's results, with the columns that any of them has."""
+def comparison(results: Mapping[str, Mapping[str, Any]], monitors: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """One row per policy of a run's results, with the columns that any of them has; ``monitors``: names of more."""
     rows = []
+    watched = {f"after.{name}" for name in monitors}
     for stage, found in results.items():
         if stage.startswith("ppo/"):
             flat = flatten(dict(found))
@@ -73,7 +74,7 @@ def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
             others = {
                 name.removeprefix("after.").replace("divergence_", "divergence, "): flat[name]
                 for name in flat
-                if name.startswith(("after.pass_at_1", "after.divergence_"))
+                if name in watched or name.startswith(("after.pass_at_1", "after.divergence_"))
             }
             rows.append({"policy": stage.removeprefix("ppo/"), **chosen, **others})
     return rows

@@ -41,8 +41,8 @@ def prepare(
 
     require_vader()  # now, not after a minute of sampling
     shutil.copytree(pico.path(), folder / "model", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
-    prompts = _distinct(_sample([""] * openings, OPENING_TOKENS, seed, 0, "story openings"), OPENING_SENTENCES)
-    sides = [_sample(prompts, RESPONSE_TOKENS, seed, number, f"continuations {number} of 2") for number in (1, 2)]
+    prompts = _distinct(sample([""] * openings, OPENING_TOKENS, seed, 0, "story openings"), OPENING_SENTENCES)
+    sides = [sample(prompts, RESPONSE_TOKENS, seed, number, f"continuations {number} of 2") for number in (1, 2)]
     whole = [
         (prompt, *cut)
         for prompt, *texts in zip(prompts, *sides, strict=True)
@@ -83,7 +83,7 @@ def _break(pair: tuple[str, str, str], rng: random.Random, share: float) -> tupl
     return (prompt, one, " ".join(words[:cut]).rstrip(".,!?") + "." * stop) if breaks else pair
 
 
-def _sample(prompts: Sequence[str], tokens: int, seed: int, part: int, title: str) -> list[str]:
+def sample(prompts: Sequence[str], tokens: int, seed: int, part: int, title: str) -> list[str]:
     """What pico writes after each prompt, at temperature 1."""
     import torch
 

@@ -88,7 +88,7 @@ def training_section(findings: ReportData) -> Section:
     """All policies of all runs on shared axes, one chart per metric."""
     charts, figures = Charts(), []
     policies = [policy for policy in findings.policies if policy.lines]
-    for metric, title in PAGE_CURVES.items():
+    for metric, title in _curves(findings).items():
         lines = [Line(policy.name, policy.series(metric), policy.colour, policy.dash) for policy in policies]
         figures.append(charts.curves(f"curve-{metric}", title, lines))
     drawn = [figure for figure in figures if figure is not None]
@@ -105,9 +105,17 @@ def training_section(findings: ReportData) -> Section:
     return Section("training", "Training", lead, join(body, *(one.folded() for one in tables)), tables, charts.data)
 
 
+def _curves(findings: ReportData) -> dict[str, str]:
+    """Metrics with a chart on the page, and their titles: monitors stand after gold."""
+    first = {name: PAGE_CURVES[name] for name in ("score", "gold")}
+    return first | {name: f"{name} of responses" for name in findings.monitors} | PAGE_CURVES
+
+
 def _table(findings: ReportData) -> Table:
     metrics = [
-        metric for metric in PAGE_CURVES if any(metric in line for policy in findings.policies for line in policy.lines)
+        metric
+        for metric in _curves(findings)
+        if any(metric in line for policy in findings.policies for line in policy.lines)
     ]
     rows: list[list[Cell]] = []
     for policy in findings.policies:

@@ -15,7 +15,7 @@ DIVERGENCE = "divergence_"
 
 
 def frontier_section(findings: ReportData) -> Section:
-    """Score and gold over KL, and over every eval_regularizer divergence."""
+    """Score and gold over KL, and over every eval_regularizer divergence; what is watched over the score."""
     ends = findings.after
     eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(DIVERGENCE)})
     axes = {"kl": "KL from the SFT model, per token"} | {
@@ -23,23 +23,29 @@ def frontier_section(findings: ReportData) -> Section:
     }
     charts = Charts()
     drawn: list[Markup] = []
-    for axis, x_label in axes.items():
-        for measure, title in MEASURES.items():
-            figure = charts.trails(
-                f"frontier-{measure}-{len(drawn)}",
-                f"{title} over {x_label.partition(',')[0]}",
-                [_trail(policy, axis, measure) for policy in findings.policies],
-                _ends(findings, axis, measure),
-                x_label,
-            )
-            drawn += [] if figure is None else [figure]
+    watched = {"gold": MEASURES["gold"]} | {name: name for name in findings.monitors}
+    panels = [(axis, label, measure, title) for axis, label in axes.items() for measure, title in MEASURES.items()]
+    panels += [("score", "score", measure, title) for measure, title in watched.items()]
+    for axis, x_label, measure, title in panels:
+        figure = charts.trails(
+            f"frontier-{measure}-{len(drawn)}",
+            f"{title} over {x_label.partition(',')[0]}",
+            [_trail(policy, axis, measure) for policy in findings.policies],
+            _ends(findings, axis, measure),
+            x_label,
+        )
+        drawn += [] if figure is None else [figure]
     names = [policy_name(policy) for policy in findings.policies] + [swatch(SFT, "neutral")]
     body = (
         join(legend(names), tag("div", *drawn, class_="panels wide"))
         if drawn
         else paragraph("No policy has both a score and a divergence.", class_="empty")
     )
-    measures = [name for name in (*MEASURES, *axes) if any(name in found for found in ends.values())]
+    measures = [
+        name
+        for name in dict.fromkeys((*MEASURES, *findings.monitors, *axes))
+        if any(name in found for found in ends.values())
+    ]
     known = {name: found for name, found in ends.items() if found}
     rows: list[list[Cell]] = [[name, *(found.get(column) for column in measures)] for name, found in known.items()]
     table = Table("frontier", "Where policies ended, on held-out prompts", ["policy", *measures], rows)
@@ -47,7 +53,8 @@ def frontier_section(findings: ReportData) -> Section:
     lead = (
         "The thin trail is a policy's way through training (a moving average; over KL only, since other divergences "
         "are measured at the end), the large mark its end on held-out prompts; the grey mark is the SFT model. Higher "
-        "and further left is better: more reward for less change."
+        "and further left is better: more reward for less change. What is watched, gold first, is also drawn over the "
+        "score: there, of two policies with the same score the higher one kept more of it."
     ) + (" The shape of a mark tells its run." if len(findings.runs) > 1 else "")
     return Section("frontier", "Reward against divergence", lead, join(body, *(one.folded() for one in tables)), tables,
                    charts.data)  # fmt: skip
@@ -69,5 +76,6 @@ def _ends(findings: ReportData, axis: str, measure: str) -> list[Line]:
     for name, before in findings.starts():
         if measure in before and found:
             # The SFT model is the reference: its divergence is zero but for rounding.
-            found.append(Line(name, [(max(0.0, before.get(axis, 0.0)), before[measure])], neutral=True))
+            at = before.get(axis, 0.0) if axis == "score" else max(0.0, before.get(axis, 0.0))
+            found.append(Line(name, [(at, before[measure])], neutral=True))
     return found

@@ -44,6 +44,11 @@ class ReportData:
         """Whether any response was judged by a gold scorer."""
         return any(row.measured("gold") is not None for policy in self.policies for row in policy.responses)
 
+    @property
+    def monitors(self) -> list[str]:
+        """Names of the scores that the runs watched beside gold."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.monitors))
+
     def starts(self) -> list[tuple[str, dict[str, float]]]:
         """The SFT model of each run with its means, where any of its policies has them."""
         found = []

@@ -43,7 +43,8 @@ def summary_section(findings: ReportData) -> Section:
         tag("div", *(paragraph(sentence) for sentence in said), class_="verdict"),
         table.as_html(marks),
         paragraph(
-            "Score is the reward model's mean over held-out responses; gold, where there is one, the hidden scorer's. "
+            "Score is the reward model's mean over held-out responses; gold, where there is one, the hidden scorer's; "
+            "other scores that were watched stand beside it. "
             "KL, divergence and entropy are means per token. Three measures of diversity: distinct-2, different pairs "
             "of words over all; self-BLEU, how alike the responses are (lower is more diverse); spread, the mean "
             "distance between their embeddings.",
@@ -66,15 +67,16 @@ def headline(findings: ReportData) -> Table:
         for comparison in against_sft(findings.policies, measure)
     }
     rows: list[dict[str, Cell]] = []
+    shown = {name: COLUMNS[name] for name in ("score", "gold")} | {name: name for name in findings.monitors} | COLUMNS
     for policy in findings.policies:
         row: dict[str, Cell] = {"policy": policy.name}
         for measure in ("gold", "score"):
             if (result := wins.get((measure, policy.name))) is not None:
                 ends = f"{100 * result.low:.1f}{DASH}{100 * result.high:.1f}"
                 row[f"{measure} win rate over SFT (95%)"] = f"{percent(result.rate)} ({ends})"
-        rows.append(row | _chosen(findings.after[policy.name]))
-    rows += [{"policy": name, **_chosen(before)} for name, before in findings.starts()]
-    wanted = ["policy", "gold win rate over SFT (95%)", "score win rate over SFT (95%)", *COLUMNS.values()]
+        rows.append(row | _chosen(findings.after[policy.name], shown))
+    rows += [{"policy": name, **_chosen(before, shown)} for name, before in findings.starts()]
+    wanted = ["policy", "gold win rate over SFT (95%)", "score win rate over SFT (95%)", *shown.values()]
     columns = [name for name in wanted if any(name in row for row in rows)] or ["policy"]
     return Table(
         "policies", "Policies on held-out prompts", columns, [[row.get(name) for name in columns] for row in rows]
@@ -89,11 +91,11 @@ def run_facts(runs: Sequence[RunRecord]) -> Table:
     return Table("runs", "What was run", ["run", *(run.name for run in runs)], rows)
 
 
-def _chosen(measured: Mapping[str, float]) -> dict[str, Cell]:
+def _chosen(measured: Mapping[str, float], shown: Mapping[str, str]) -> dict[str, Cell]:
     # The SFT model's divergence from itself is zero but for rounding, which would only puzzle.
     return {
         title: 0.0 if abs(measured[name]) < ROUNDING and name.startswith(("kl", "divergence")) else measured[name]
-        for name, title in COLUMNS.items()
+        for name, title in shown.items()
         if name in measured
     }
 

