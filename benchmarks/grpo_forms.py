@@ -48,6 +48,13 @@ SEQUENCE = {
     "per_device_train_batch_size": 32, "num_generations": 4, "max_steps": 60, "learning_rate": 8e-3,
     "max_completion_length": 8, "generation_kwargs": {"min_new_tokens": 8}, "scale_rewards": "none",
 }  # fmt: skip
+COLUMNS = {
+    "after.score": "reward",
+    "after.kl": "KL",
+    "after.entropy": "entropy",
+    "after.distinct_2": "distinct-2",
+    "steps": "steps to 4",
+}
 PAIRS = [(ours, "k1-reward") for ours in ("exact-reward", "exact-loss", "k3-loss")]
 PAIRS += [("exact-reward", "k3-loss"), ("exact-reward", "exact-loss")]
 PAIRS += [("sum", "exact-reward"), ("semantic", "exact-reward")]
@@ -117,7 +124,7 @@ def sequence(out: Path, workers: int) -> None:
         for row in pool.map(train_sequence, left):
             print(json.dumps(row), file=file, flush=True)
             done.append(row)
-    table(by_policy(done), PAIRS)  # type: ignore[arg-type]
+    table(by_policy(done), PAIRS, COLUMNS)  # type: ignore[arg-type]
 
 
 def gradients(trainer: Any, batches: list[list[dict[str, Any]]], drawn: dict[int, Any]) -> Iterator[Tensor]:
