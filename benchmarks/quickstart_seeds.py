@@ -60,8 +60,8 @@ T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8:
 
 
 def matched_names(columns: dict[str, str]) -> list[str]:
-    """What is compared at the same score: the gain is the score, and the length is no merit."""
-    return [name for name in columns if name not in ("gain", "after.response_length")]
+    """What is compared at the same score: all but the score itself, and the length, which is no merit."""
+    return [name for name in columns if name not in ("gain", "after.score", "after.response_length")]
 
 
 def run(
