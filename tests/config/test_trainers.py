@@ -101,6 +101,13 @@ def test_shared_settings_of_ppo_may_have_what_only_ppo_takes() -> None:
     assert unused_settings(recipe) == ["ppo.gamma", "ppo.whiten_advantages", "critic"]
 
 
+def test_a_trainer_of_the_command_line_leaves_out_what_policies_say_for_another() -> None:
+    text = SMALL + "policies: {a: {ppo: {penalty_clip: 2.5}}}\n"
+    assert unused_settings(load_recipe(write(text), ["trainer=grpo"]).policy("a")) == ["ppo.penalty_clip"]
+    assert unused_settings(load_recipe(write(text)).policy("a", {"trainer": "rloo"})) == ["ppo.penalty_clip"]
+    assert "ppo.penalty_clip has no meaning for" in refusal(text, "trainer=grpo", "ppo.penalty_clip=1")
+
+
 def test_the_tables_name_settings_that_there_are() -> None:
     assert field_types(config_class("ppo")).keys() >= PPO_ONLY.keys()
     known = {name for trainer in ("grpo", "rloo") for name in field_types(config_class(trainer))}

@@ -109,7 +109,7 @@ def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
             "the vLLM server at http://far:8000; nothing on",
         ),
         (["ppo.generation=vllm", "ppo.vllm_memory=0.4"], "vLLM within the process; 40% of the device's memory"),
-        (["trainer=grpo", "ppo.responses_per_prompt=4"], "TRL's own generation\n"),
+        (["trainer=grpo", "ppo.responses_per_prompt=4"], "TRL's own generation. On a GPU: CUDA graphs with a cache"),
     ],
 )
 @pytest.mark.skipif(bool(machine().gpus), reason="what is told of a machine without a GPU")

@@ -106,7 +106,7 @@ def test_transport_where_both_models_have_the_same_most_likely_tokens() -> None:
 
 @pytest.mark.needs("triton")
 @pytest.mark.parametrize("name", [*DIVERGENCES, "transport", "sum"])
-@pytest.mark.parametrize("k", [1, 9, 41])
+@pytest.mark.parametrize("k", [1, 9, pytest.param(41, marks=pytest.mark.slow)])
 def test_by_kernels(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     regularizer: Regularizer = transport(41, 8) if name in ("transport", "sum") else make_regularizer(name)

@@ -104,7 +104,9 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output
 
 
-@pytest.mark.parametrize(("algorithm", "form"), [("grpo", "reward"), ("rloo", "loss")])
+@pytest.mark.parametrize(
+    ("algorithm", "form"), [("grpo", "reward"), pytest.param("rloo", "loss", marks=pytest.mark.slow)]
+)
 def test_killed_and_resumed(algorithm: str, form: str, tmp_path: Path) -> None:
     """kill -9 after a checkpoint was written; its reference is the model before training, not the checkpoint's."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

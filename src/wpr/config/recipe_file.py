@@ -62,16 +62,20 @@ class RecipeSource:
         recipe = typed_recipe(values, where, check_policies=policy is None)
         recipe.source = self
         if policy is not None:
-            check_trainer(recipe, self._said(policy) | swept.keys(), where)
+            check_trainer(recipe, self._said(policy, "trainer" in swept) | swept.keys(), where)
         return recipe
 
-    def _said(self, policy: str) -> set[str]:
-        """Dotted settings that are the policy's own; of a recipe without policies, those of the command line."""
+    def _said(self, policy: str, swept_trainer: bool) -> set[str]:
+        """Dotted settings that are the policy's own, or those of them that the command line has put there, if its
+        trainer is another than it was written for; of a recipe without policies, the command line's.
+        """
         policies = self.values.get("policies") or {}
+        typed = {key for key, origin in self.origins.items() if origin.startswith(COMMAND_LINE)}
         if policy not in policies:
-            return {key for key, origin in self.origins.items() if origin.startswith(COMMAND_LINE)}
-        own = policies.get(policy) or {}
-        return {f"{section}.{name}" for section, part in own.items() if isinstance(part, Mapping) for name in part}
+            return typed
+        parts = (policies.get(policy) or {}).items()
+        own = {f"{section}.{name}" for section, part in parts if isinstance(part, Mapping) for name in part}
+        return own & typed if swept_trainer or "trainer" in typed else own
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

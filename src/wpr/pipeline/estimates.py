@@ -162,9 +162,9 @@ class GenerationEstimate:
 def estimate_generation(stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str) -> GenerationEstimate:
     """Of a policy's stage, on such a device."""
     settings = _settings(stage.recipe, "ppo", bf16)
-    if settings["generation"] == "auto" and stage.recipe.trainer != "ppo":
-        return GenerationEstimate("trl")
     back_end = BackEnd(settings["generation"], settings["vllm_url"]).resolve(device_type)
+    if settings["generation"] == "auto" and stage.recipe.trainer != "ppo" and back_end != "graphs":
+        return GenerationEstimate("trl")
     if back_end != "graphs":
         return GenerationEstimate(back_end)
     half = settings["bf16"] or settings["fp16"]
