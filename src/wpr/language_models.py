@@ -216,11 +216,11 @@ def without_wrapper(module: Module) -> Module:
         return module.modules_to_save[trained[0]] if trained else module.original_module
     if not hasattr(module, "get_base_layer") or not hasattr(module, "merge"):
         return module
-    if module.disable_adapters or module.merged:
+    if bool(module.merged) != module.disable_adapters:  # what computes is in the base already
         return module.get_base_layer()
-    merged = copy.deepcopy(module)
-    merged.merge()
-    return merged.get_base_layer()
+    copied = copy.deepcopy(module)
+    (copied.unmerge if module.merged else copied.merge)()
+    return copied.get_base_layer()
 
 
 def _collect_weights(module: Module, prefix: str, found: dict[str, Tensor]) -> None:

@@ -26,11 +26,12 @@ def changed(model: Any, by: float = 0.2) -> None:
                 weight.add_(by * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE))
 
 
-def with_lora(**settings: Any) -> Any:
+def with_lora(base: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """base: changes of the model that gets the adapter."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, **settings)
-    return peft.get_peft_model(tiny.policy(3), adapter).to(DEVICE).eval()
+    given = {"r": 4, "target_modules": ["q_proj", "up_proj"], "init_lora_weights": False}
+    return peft.get_peft_model(tiny.policy(3, **(base or {})), peft.LoraConfig(**given | settings)).to(DEVICE).eval()
 
 
 def test_it_is_refreshed_under_autocast() -> None:
@@ -59,8 +60,19 @@ def test_without_autocast_it_is_the_policy(tied: bool) -> None:
     assert torch.equal(made(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}])
+TIED = {"base": {"tie_word_embeddings": True}}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}, TIED, TIED | {"modules_to_save": ["lm_head"]},
+        TIED | {"modules_to_save": ["embed_tokens"]}, TIED | {"target_modules": ["q_proj", "lm_head"]},
+        TIED | {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+)  # fmt: skip
 def test_an_adapter_is_merged(settings: dict[str, Any]) -> None:
+    """Tied weights are untied by an adapter on one of them."""
     policy = with_lora(**settings)
     model, device = policy.get_base_model(), torch.device(DEVICE)
     before = copy.deepcopy(policy.state_dict())
@@ -88,7 +100,11 @@ def test_what_cannot_be_copied() -> None:
     policy = with_lora(use_dora=True).get_base_model()
     assert why_not_copied(policy) is None
     policy.model.layers[0].self_attn.q_proj.base_layer.weight.full_tensor = None
-    assert why_not_copied(policy) == "its weights are held in parts, and its adapter (lora) is no plain LoRA"
+    assert (
+        why_not_copied(policy)
+        == "its weights are held in parts, and its adapter (lora) is no plain LoRA on linear layers"
+    )
+    assert why_not_copied(with_lora(lora_bias=True, base={"attention_bias": True, "mlp_bias": True})) is None
     whole = tiny.policy(3)
     whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.to(torch.uint8), requires_grad=False)
     assert why_not_copied(whole) == "its weights are quantised"
@@ -106,3 +122,33 @@ def test_it_draws_what_the_adapter_draws() -> None:
     model = policy.get_base_model()
     made = PolicyCopy(model, torch.device(DEVICE)).refresh(model)
     same(GraphGeneration(say=pytest.fail).generate(made, batch(), WANTED, SEEDS), theirs)
+
+
+def test_a_copy_is_refreshed_once_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parts it is drawn in; what is beyond the limit is freed at its end."""
+    model, generation, refreshed = tiny.policy(3).to(DEVICE), GraphGeneration(kept_bytes=0), []
+    refresh = PolicyCopy.refresh
+    monkeypatch.setattr(PolicyCopy, "refresh", lambda self, policy: refreshed.append(1) or refresh(self, policy))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        for rollouts in (1, 2):
+            with generation.rollout():
+                for _ in range(3):
+                    generation.generate(model, batch(), WANTED, SEEDS)
+                assert generation.drawer.state is not None
+            assert generation.drawer.state is None
+            assert len(refreshed) == rollouts
+
+
+def test_without_memory_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has no room for it."""
+    from wpr.ppo import graph_generation
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(graph_generation, "PolicyCopy", full)
+    model, said = tiny.policy(3).to(DEVICE), []
+    with torch.autocast(DEVICE, torch.bfloat16):
+        ours = GraphGeneration(say=said.append).generate(model, batch(), WANTED, SEEDS)
+        same(ours, TransformersGeneration().generate(model, batch(), WANTED, SEEDS))
+    assert said == ["responses are drawn by transformers' generate: there is no memory for a copy of the policy"]

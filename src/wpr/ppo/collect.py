@@ -28,6 +28,7 @@ from wpr.ppo.generation import (
     Sampling,
     generate_in_parts,
     response_seeds,
+    rollout_of,
 )
 from wpr.ppo.measures import LogitsError, Measures
 from wpr.ppo.metrics import FunctionLog, Stopwatch
@@ -126,7 +127,7 @@ class Collector:
         self._check_length(model, prompts.input_ids.shape[1])
         fault: Fault | None = None
         seeds = response_seeds(self.config.seed, number, first, len(prompts))
-        with self.stopwatch("generation"), self.accelerator.autocast():
+        with self.stopwatch("generation"), self.accelerator.autocast(), rollout_of(self.generation):
             try:
                 size = self.config.generation_batch_size
                 responses = generate_in_parts(self.generation, model, prompts, self.sampling, seeds, size)

@@ -14,6 +14,7 @@ from wpr.ppo.actor_critic import ActorCritic
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.distributed import max_over_processes, names_of_all, sum_over_processes
 from wpr.ppo.faults import Fault, TrainingFault, report_fault
+from wpr.ppo.generation import rollout_of
 from wpr.ppo.metrics import Metrics, Stopwatch, number_or_none
 from wpr.ppo.rollout_log import note_scores
 
@@ -141,7 +142,8 @@ class HeldOutEvaluation(_Trainer):  # type: ignore[misc]
         )
         training_clock, self.collector.stopwatch = self.collector.stopwatch, Stopwatch(self.args.device)
         try:
-            evaluation.run(self.get_eval_dataloader(dataset), len(dataset), self.args.per_device_eval_batch_size)
+            with rollout_of(self.collector.generation):
+                evaluation.run(self.get_eval_dataloader(dataset), len(dataset), self.args.per_device_eval_batch_size)
         finally:
             self.collector.stopwatch = training_clock
         self.evaluated = evaluation.responses()

@@ -11,6 +11,7 @@ right for all, and the host has nothing to do between tokens.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import AttentionInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from wpr.language_models import evaluating
 from wpr.ppo.generation import Sampling, SeededChoice, warpers
 from wpr.ppo.rollout import Prompts
 
@@ -236,6 +238,46 @@ class State:
         with _no_garbage(), torch.cuda.graph(graph, pool=self.pool), precision():
             self.advance(rows, sampling)
         return graph
+
+
+@torch.no_grad()
+def differs(model: Any, device: torch.device) -> str | None:
+    """In what the model's logits differ if it is run by steps, with a padded prompt beside another; None if they do
+    not. What a model does with masks, positions and the cache is its own affair: trying is the only way to know.
+    """
+    tokens = min(7, model.get_input_embeddings().weight.shape[0])
+    ids = torch.arange(10, device=device).reshape(2, 5) % tokens
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    more = torch.arange(6, device=device).reshape(2, 3) % tokens
+    state, sampling = State(model, 2, 16, 4, device), Sampling(1.0, 0, 1.0, 0, 4, ())
+    found: list[Tensor] = []
+    state._draw = lambda logits, *_: found.append(logits)  # type: ignore[method-assign]
+    choice = SeededChoice([0, 1], 4, ids)
+    both = torch.cat([mask, torch.ones_like(more)], 1)
+    positions = (both.cumsum(-1) - 1).clamp_min(0)
+    with evaluating(model):
+        own = model(input_ids=torch.cat([ids, more], 1), attention_mask=both, position_ids=positions, use_cache=False)
+        wanted = own.logits[:, 4:].float()
+        try:
+            with use_grouped_attention(model):
+                state.read(Prompts(ids, mask), choice, sampling)
+                for step in range(more.shape[1]):
+                    state.ids.copy_(more[:, step : step + 1])
+                    state.advance(2, sampling)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return f"{type(model).__name__} cannot be run with a cache of fixed size ({type(error).__name__})"
+    far = float((torch.stack(found, 1) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    limit = 1e-3 if next(model.parameters()).dtype == torch.float32 and not _autocast(device) else 0.1
+    if math.isnan(far) or far <= limit:  # NaN of the weights is met where tokens are drawn
+        return None
+    return f"{type(model).__name__} gives other logits with a cache of fixed size (off by {far:.1g} of the largest)"
+
+
+def _autocast(device: torch.device) -> bool:
+    return bool(torch.is_autocast_enabled(device.type))
 
 
 def windows_of(model: Any) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ same ones again without any generator state, and a remote engine that takes a se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,12 @@ class Generation(Protocol):
         policy: the module that holds the weights; a remote engine is sent them here.
         """
         ...
+
+
+def rollout_of(generation: Generation) -> AbstractContextManager[None]:
+    """A context in which the policy stays as it is, for back ends that then do some of their work once."""
+    scope: AbstractContextManager[None] = generation.rollout() if hasattr(generation, "rollout") else nullcontext()
+    return scope
 
 
 def response_seeds(seed: int, rollout: int, first: int, count: int) -> list[int]:

@@ -13,16 +13,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wpr.language_models import plain_model
-from wpr.ppo.fixed_cache import ATTENTION, FULL, SLIDING, State, use_grouped_attention
-from wpr.ppo.generation import Generation, Sampling, SeededChoice, TransformersGeneration, generate_in_parts
+from wpr.language_models import evaluating, is_in_parts, plain_model
+from wpr.ppo.fixed_cache import ATTENTION, FULL, SLIDING, State, differs, use_grouped_attention
+from wpr.ppo.generation import (
+    Generation,
+    GenerationError,
+    Sampling,
+    SeededChoice,
+    TransformersGeneration,
+    generate_in_parts,
+)
 from wpr.ppo.policy_copy import PolicyCopy, needs_copy, why_not_copied
 from wpr.ppo.rollout import Prompts, Responses, responses_from_tokens
 
@@ -61,38 +68,67 @@ class GraphGeneration:
         self.say, self.drawer = say, FixedDrawer(graphs, compiled)
         self.kept_bytes = kept_bytes
         self.rows: int | None = None  # that fit the memory at a time, where not all did
-        self._copy: tuple[Any, PolicyCopy] | None = None  # of which policy
+        self._copy: tuple[Any, Any, PolicyCopy] | None = None  # of which policy, in which type
+        self._tried: tuple[Any, str | None] | None = None  # which model, and what came of it
+        self._depth, self._fresh = 0, None  # scopes that are open, and the copy that is of now within them
         self._said: set[str] = set()
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """For the duration the policy stays as it is: its weights are copied once, and what is held stays held."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._fresh = None
+                if self._held_bytes() > self._kept_bytes():
+                    self.free()
 
     @torch.no_grad()
     def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
         """See `Generation.generate`."""
-        model, device = plain_model(getattr(policy, "policy", policy)), prompts.input_ids.device
-        length = prompts.input_ids.shape[1] + sampling.max_new_tokens
+        with self.rollout():
+            model, device = plain_model(getattr(policy, "policy", policy)), prompts.input_ids.device
+            runs = self._runs(model, prompts.input_ids.shape[1] + sampling.max_new_tokens, device)
+            if runs is None:
+                return self.fallback.generate(policy, prompts, sampling, seeds)
+            return self._draw(runs, prompts, sampling, seeds)
+
+    def _runs(self, model: Any, length: int, device: torch.device) -> Any | None:
+        """What is run for a policy: itself, or a copy; None, and it is said why, where neither can be."""
         copied = needs_copy(model, device)
         obstacle = why_not(model, length) or (why_not_copied(model) if copied else None)
-        if obstacle is not None:
-            self._note(f"responses are drawn by transformers' generate: {obstacle}")
-            return self.fallback.generate(policy, prompts, sampling, seeds)
-        runs = self._refreshed(model, device) if copied else model  # once: processes may do so together
+        if obstacle is None:
+            runs = self._refreshed(model, device) if copied else model
+            obstacle = "there is no memory for a copy of the policy" if runs is None else self._differs(runs, device)
+            if obstacle is None:
+                return runs
+        self._note(f"responses are drawn by transformers' generate: {obstacle}")
+        return None
+
+    def _differs(self, runs: Any, device: torch.device) -> str | None:
+        """What a trial of the model shows, once."""
+        if self._tried is None or self._tried[0] is not runs:
+            self._tried = (runs, differs(runs, device))
+        return self._tried[1]
+
+    def _draw(self, runs: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
         size = min(self.rows or len(prompts), len(prompts))
         while True:
             try:
-                found = generate_in_parts(self.drawer, runs, prompts, sampling, seeds, size)
-                break
+                return generate_in_parts(self.drawer, runs, prompts, sampling, seeds, size)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
-                self.drawer.free()
-                self.rows = size = (size + 1) // 2
-                self._note(f"{len(prompts)} responses do not fit the GPU's memory at a time; {size} are drawn instead")
-        if self._held_bytes() > self._kept_bytes(device):
-            self.free()
-        return found
+            self.drawer.free()  # here, where the error's traceback holds nothing any more
+            self.rows = size = (size + 1) // 2
+            self._note(f"{len(prompts)} responses do not fit the GPU's memory at a time; {size} are drawn instead")
 
     def free(self) -> None:
         """Give the memory back; the next call captures its graphs again."""
-        self._copy = None
+        self._copy = self._tried = self._fresh = None
         self.drawer.free()
 
     def _note(self, text: str) -> None:
@@ -100,20 +136,30 @@ class GraphGeneration:
             self._said.add(text)
             self.say(text)
 
-    def _refreshed(self, model: Any, device: torch.device) -> Any:
-        if self._copy is None or self._copy[0] is not model:
-            self._copy = None  # its memory goes before the new one's is taken
-            self._copy = (model, PolicyCopy(model, device))
-        return self._copy[1].refresh(model)
+    def _refreshed(self, model: Any, device: torch.device) -> Any | None:
+        """A copy with the weights of now; None where a process has no memory for one."""
+        kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        if self._copy is None or self._copy[:2] != (model, kind):
+            self.free()  # its memory goes before the new one's is taken
+            made = _copy_if_it_fits(model, device)
+            if not _everyone(made is not None, is_in_parts(model), device) or made is None:
+                return None
+            self._copy = (model, kind, made)
+        copied = self._copy[2]
+        if self._fresh is not model:
+            copied.refresh(model)
+            self._fresh = model
+        return copied.model
 
     def _held_bytes(self) -> int:
-        copied = [] if self._copy is None else [*self._copy[1].model.parameters()]
+        copied = [] if self._copy is None else [*self._copy[2].model.parameters()]
         return sum(values.nbytes for values in (*copied, *self.drawer.held))
 
-    def _kept_bytes(self, device: torch.device) -> float:
-        if self.kept_bytes is not None or device.type != "cuda":
+    def _kept_bytes(self) -> float:
+        held = self.drawer.held
+        if self.kept_bytes is not None or not held or not held[0].is_cuda:
             return math.inf if self.kept_bytes is None else self.kept_bytes
-        return KEPT * torch.cuda.get_device_properties(device).total_memory
+        return KEPT * torch.cuda.get_device_properties(held[0].device).total_memory
 
 
 class FixedDrawer:
@@ -142,13 +188,12 @@ class FixedDrawer:
         with precision():
             state = self._state(model, batch, length + sampling.max_new_tokens, sampling, device)
             choice = SeededChoice(seeds, sampling.max_new_tokens, prompts.input_ids)
-            training = model.training
-            model.eval()
             try:
-                with use_grouped_attention(model):
+                with evaluating(model), use_grouped_attention(model):
                     return self._loop(state, prompts, sampling, choice, precision)
-            finally:
-                model.train(training)
+            except GenerationError:
+                self.state = None  # its cache has NaN, and a masked NaN is still one
+                raise
 
     def _loop(
         self, state: State, prompts: Prompts, sampling: Sampling, choice: SeededChoice, precision: Any
@@ -174,6 +219,7 @@ class FixedDrawer:
         self._store(state, found, order)
         tokens, choice.bad_step, choice.bad_value = found
         choice.check()
+        tokens = tokens[:, : sampling.max_new_tokens]  # the state may have room for more
         responses = responses_from_tokens(tokens, sampling.eos)
         width = int(responses.mask.sum(-1).max()) if sampling.eos else tokens.shape[1]
         return Responses(tokens[:, :width], responses.mask[:, :width], responses.finished)
@@ -186,8 +232,9 @@ class FixedDrawer:
             kept[order] = values[: len(order)]
 
     def _state(self, model: Any, batch: int, places: int, sampling: Sampling, device: torch.device) -> State:
-        """That of before, if it is large enough and the weights lie where they lay."""
+        """That of before, if it is large enough, the weights lie where they lay and the same adapters are on."""
         addresses = tuple(values.data_ptr() for values in (*model.parameters(), *model.buffers()))
+        addresses += tuple(hash(mode) for mode in _adapter_modes(model))
         old, length = self.state, sampling.max_new_tokens
         fits = old is not None and old.model is model and addresses == self._addresses
         if old is None or not (fits and old.batch >= batch and old.places >= places and old.length >= length):
@@ -205,6 +252,8 @@ def why_not(model: Any, length: int) -> str | None:
     """Why a model cannot be run with a cache of fixed size for sequences of this length, if so."""
     config = model.config.get_text_config()
     unknown = set(getattr(config, "layer_types", None) or [FULL]) - {FULL, SLIDING}
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+    moving = [kind for kind in ("dynamic", "longrope") if f"'{kind}'" in rope]
     chunk = getattr(config, "attention_chunk_size", None)
     if unknown == {"chunked_attention"} and chunk and length <= chunk:
         unknown = set()
@@ -212,9 +261,34 @@ def why_not(model: Any, length: int) -> str | None:
         return f"{type(model).__name__} has no cache of fixed size"
     if unknown:
         return f"{type(model).__name__} has layers of another kind ({', '.join(sorted(unknown))})"
+    if moving:
+        return f"its positions ({moving[0]}) change with the length of a sequence"
     if config._attn_implementation not in ("sdpa", ATTENTION):
         return f"its attention is {config._attn_implementation}, not sdpa"
     return None
+
+
+def _adapter_modes(model: Any) -> Iterator[tuple[Any, ...]]:
+    """Which adapters PEFT's layers use."""
+    for layer in model.modules():
+        if hasattr(layer, "base_layer"):
+            yield tuple(layer.active_adapters), bool(layer.disable_adapters), bool(layer.merged)
+
+
+def _copy_if_it_fits(model: Any, device: torch.device) -> PolicyCopy | None:
+    try:
+        return PolicyCopy(model, device)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _everyone(fine: bool, together: bool, device: torch.device) -> bool:
+    """Whether all processes are fine, where they must do the same."""
+    if not together or not torch.distributed.is_initialized():
+        return fine
+    flag = torch.tensor([int(fine)], device=device)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
+    return bool(flag)
 
 
 def _bucket(rows: int, batch: int) -> int:

@@ -29,9 +29,13 @@ def why_not_copied(policy: Module) -> str | None:
     for layer in policy.modules():
         if hasattr(layer, "token_adapter"):
             return "its adapter trains single tokens"
-        if hasattr(layer, "base_layer") and is_in_parts(layer) and not _is_plain_lora(layer):
+        if not hasattr(layer, "base_layer"):
+            continue
+        if any(getattr(layer, "lora_bias", {}).values()) and getattr(_base(layer), "bias", None) is None:
+            return "its adapter adds biases to layers that have none"
+        if is_in_parts(layer) and not _is_plain_lora(layer):
             kind = type(layer).__module__.split(".")[-2]
-            return f"its weights are held in parts, and its adapter ({kind}) is no plain LoRA"
+            return f"its weights are held in parts, and its adapter ({kind}) is no plain LoRA on linear layers"
     return None
 
 
@@ -44,14 +48,19 @@ class PolicyCopy:
     def __init__(self, policy: Module, device: torch.device) -> None:
         with torch.device("meta"):
             self.model = type(policy)(copy.deepcopy(policy.config)).requires_grad_(False)
+        made: dict[Any, nn.Parameter] = {}
         for module, source in self._places(policy):
             for name, empty in _own(module):
-                made = torch.empty(empty.shape, dtype=getattr(_base(source), name).dtype, device=device)
-                if name in module._parameters:
-                    module._parameters[name] = nn.Parameter(made, requires_grad=False)
-                else:
-                    module._buffers[name] = made
-        self.model.tie_weights()
+                value = getattr(_base(source), name)
+                if name in module._buffers:
+                    module._buffers[name] = torch.empty(empty.shape, dtype=value.dtype, device=device)
+                    continue
+                # Tied as the policy's are: an adapter may have untied them.
+                key = (id(source), name) if hasattr(source, "base_layer") else id(value)
+                if key not in made:
+                    new = torch.empty(empty.shape, dtype=value.dtype, device=device)
+                    made[key] = nn.Parameter(new, requires_grad=False)
+                module._parameters[name] = made[key]
         if torch.is_autocast_enabled(device.type):
             keep_as_autocast_reads(self.model, torch.get_autocast_dtype(device.type), head=True)
         self.model.eval()
@@ -89,9 +98,10 @@ def _base(layer: Any) -> Any:
 
 
 def _is_plain_lora(layer: Any) -> bool:
-    """Whether all that an adapter does is to add a product of two matrices to the weight."""
+    """Whether all that an adapter does is to add a product of two matrices to the weight of a linear layer."""
     others = [*getattr(layer, "lora_variant", {}), *filter(None, getattr(layer, "lora_bias", {}).values())]
-    return hasattr(layer, "lora_A") and not others
+    linear = isinstance(layer.base_layer, nn.Linear) and not getattr(layer, "fan_in_fan_out", False)
+    return linear and not others and set(layer.active_adapters) <= set(getattr(layer, "lora_A", ()))
 
 
 def _merged(layer: Any, name: str) -> Tensor:
@@ -100,7 +110,6 @@ def _merged(layer: Any, name: str) -> Tensor:
     if name != "weight" or not hasattr(layer, "base_layer") or layer.merged or layer.disable_adapters:
         return total
     for adapter in layer.active_adapters:
-        if adapter in layer.lora_A:
-            first, second = (whole_weight(part[adapter].weight) for part in (layer.lora_A, layer.lora_B))
-            total = total + layer.scaling[adapter] * (second @ first)
+        first, second = (whole_weight(part[adapter].weight) for part in (layer.lora_A, layer.lora_B))
+        total = total + layer.scaling[adapter] * (second @ first)
     return total
