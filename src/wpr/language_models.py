@@ -243,8 +243,8 @@ def fingerprint(model: nn.Module) -> tuple[Hashable, ...]:
 
 def _sum_of_places(weight: Tensor) -> Tensor:
     """The bits of values at places ``p`` of a weight, read as integers and each times ``2 p + 1``, added up modulo
-    2**64: every change of one value and every exchange of two different ones is another sum. Of ``n`` rows of ``m``
-    values, ``p = m i + j``, sums of rows and of columns are enough, and no product is as large as the weight.
+    2**64: every change of one value and, of up to 32 bits, every exchange of two different ones is another sum. In rows
+    of ``m`` values, ``p = m i + j``, sums of rows and of columns are enough, and no product is as large as the weight.
     """
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     bits = weight.view(kind)
