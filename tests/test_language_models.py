@@ -47,6 +47,42 @@ def test_the_fingerprint_sees_changes_that_torch_does_not_count() -> None:
     assert fingerprint(model) != before
 
 
+@torch.no_grad()
+def test_the_fingerprint_sees_places() -> None:
+    """Of single values and of whole rows; and the sum is that of the definition."""
+    model = tiny.policy()
+    before = fingerprint(model)
+    for weight in model.parameters():
+        weight.copy_(weight.flip(0))
+    assert fingerprint(model) != before
+    for weight in model.parameters():
+        weight.copy_(weight.flip(0))
+    assert fingerprint(model) == before
+    weight = model.lm_head.weight
+    weight[2, 5], weight[4, 1] = weight[4, 1].item(), weight[2, 5].item()
+    assert fingerprint(model) != before
+    layer = torch.nn.Linear(5, 3, bias=False)
+    layer.register_buffer("count", torch.tensor(7))
+    layer.register_buffer("none", torch.empty(0, 2))
+    bits = layer.weight.flatten().view(torch.int32).tolist()
+    wanted = sum((2 * place + 1) * value for place, value in enumerate(bits))
+    assert fingerprint(layer) == ((wanted + 2**63) % 2**64 - 2**63, 7, 0)
+
+
+def test_the_fingerprint_sees_what_adapters_do() -> None:
+    """Weights stay as they are, and what they are merged to does not."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny.policy(), config)
+    model.add_adapter("other", config)
+    before = fingerprint(model)
+    with model.disable_adapter():
+        assert fingerprint(model) != before
+    assert fingerprint(model) == before
+    model.set_adapter("other")
+    assert fingerprint(model) != before
+
+
 def test_weights_have_the_names_of_a_checkpoint() -> None:
     model = tiny.policy(tie_word_embeddings=True)
     found, own = merged_weights(model), model.state_dict()

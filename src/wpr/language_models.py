@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -231,14 +231,31 @@ def _collect_weights(module: Module, prefix: str, found: dict[str, Tensor]) -> N
 
 
 @torch.no_grad()
-def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """A number for every weight, the sum of its bits read as integers: other weights, another fingerprint. (Torch's
-    count of changes misses those that optimizers make behind its back.)
+def fingerprint(model: nn.Module) -> tuple[Hashable, ...]:
+    """A number for every weight, and what every adapter layer does with its own: other `merged_weights`, another
+    fingerprint. (Torch's count of changes misses those that optimizers make behind its back.)
     """
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    weights = [*model.parameters(), *model.buffers()]
-    sums = [weight.detach().view(kinds[weight.element_size()]).sum(dtype=torch.int64) for weight in weights]
-    return tuple(torch.stack([one.to(sums[0].device) for one in sums]).tolist())
+    sums = [_sum_of_places(weight.detach()) for weight in (*model.parameters(), *model.buffers())]
+    numbers = torch.stack([one.to(sums[0].device) for one in sums]).tolist()
+    layers = (layer for layer in model.modules() if isinstance(getattr(layer, "disable_adapters", None), bool))
+    return *numbers, *(_adapter_state(layer) for layer in layers)
+
+
+def _sum_of_places(weight: Tensor) -> Tensor:
+    """The bits of values at places ``p`` of a weight, read as integers and each times ``2 p + 1``, added up modulo
+    2**64: every change of one value and, of up to 32 bits, every exchange of two different ones is another sum. In rows
+    of ``m`` values, ``p = m i + j``, sums of rows and of columns are enough, and no product is as large as the weight.
+    """
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    bits = weight.view(kind)
+    bits = bits.flatten(1) if bits.dim() > 1 else bits.reshape(-1, 1)
+    rows, columns = (torch.arange(length, device=weight.device) for length in bits.shape)
+    of_rows, of_columns = bits.sum(1, dtype=torch.int64), bits.sum(0, dtype=torch.int64)
+    return (2 * bits.shape[1] * rows * of_rows).sum() + ((2 * columns + 1) * of_columns).sum()
+
+
+def _adapter_state(layer: Module) -> Hashable:
+    return layer.disable_adapters, tuple(layer.active_adapters), bool(getattr(layer, "merged", False))
 
 
 def scalar_head(model: Module) -> nn.Module:

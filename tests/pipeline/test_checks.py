@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
+from tests.pipeline.command import Here
 from tests.pipeline.recipes import write
 from wpr import pico
 from wpr.config.recipe_file import load_recipe
@@ -62,6 +64,21 @@ def test_an_encoder_s_package_that_is_not_installed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(PACKAGES, "wordllama", ("no_such_wordllama", *PACKAGES["wordllama"][1:]))
     with pytest.raises(RecipeError, match=r"encoder=wordllama: .*`pip install wordllama`.*monitors.same=null"):
         check("kind: meaning, encoder: wordllama")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_vllm_that_is_missing_is_told_before_the_first_stage(here: Here, tmp_path: Path) -> None:
+    refused = here("run", "tiny", "ppo.generation=vllm", f"output={tmp_path / 'run'}")
+    assert "ppo.generation='vllm' needs the package vllm in this environment" in refused.error
+    assert not (tmp_path / "run" / "prepare").exists()
+
+
+def test_vllm_takes_no_weights_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("tiny", ["ppo.generation=vllm", "ppo.vllm_url=http://x", f"output={tmp_path}"]).policy("rkl")
+    check_stage("ppo/rkl", recipe, RunFolder(tmp_path))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(RecipeError, match=r"ppo.generation='vllm' serves one process .*which hold parts of them"):
+        check_stage("ppo/rkl", recipe, RunFolder(tmp_path))
 
 
 def test_trl_trains_no_weights_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

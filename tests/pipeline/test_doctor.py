@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from wpr import __version__
 from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import RecipeError
-from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, space_note
+from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, peak_memory, space_note
 from wpr.pipeline.environment import machine
+from wpr.pipeline.estimates import KNOWN, estimate, estimate_generation
 from wpr.pipeline.run import plan
 
 
@@ -109,6 +111,7 @@ def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
             "the vLLM server at http://far:8000; nothing on",
         ),
         (["ppo.generation=vllm", "ppo.vllm_memory=0.4"], "vLLM within the process; 40% of the device's memory"),
+        (["ppo.generation=graphs"], "CUDA graphs with a cache of fixed size; holds 1.4 GB"),
         (["trainer=grpo", "ppo.responses_per_prompt=4"], "TRL's own generation. On a GPU: CUDA graphs with a cache"),
     ],
 )
@@ -116,6 +119,25 @@ def test_a_recipe_that_no_machine_can_hold(tmp_path: Path) -> None:
 def test_what_draws_responses(changes: list[str], told: str, tmp_path: Path) -> None:
     text, found = printed(load_recipe("hh-gemma-2b", [f"output={tmp_path}", *changes]))
     assert f"generation: {', '.join(found['generation'])}: {told}" in text
+
+
+def test_what_draws_counts(tmp_path: Path) -> None:
+    """A model that fits, beside vLLM that does not; sharded, the copy that every GPU has; batches for no 4 devices."""
+    model = tiny.policy()
+    model.save_pretrained(tmp_path / "model")
+    own = [f"model.name={tmp_path / 'model'}", f"output={tmp_path / 'run'}", "train=[rkl]"]
+    memory = machine().gpus[0]["memory"] if machine().gpus else machine().memory
+    own += ["ppo.generation=vllm", f"ppo.logits_memory_mb={0.5 * memory / 2**20}"]
+    for share, fits in (("0.4", True), ("0.6", False)):
+        text, found = printed(load_recipe("tiny", [*own, f"ppo.vllm_memory={share}"]))
+        assert found["fits"] is fits
+    assert "not possible" in text
+    recipe = load_recipe("tldr-gemma-7b", [f"output={tmp_path}", "train=[rkl]"])
+    stage, size = plan(recipe)[-1], KNOWN["google/gemma-7b"]
+    plain, graphs = (peak_memory(stage, size, True, kind, 8, 80e9) for kind in ("cpu", "cuda"))
+    drawn = estimate_generation(stage, size, True, "cuda", 8)
+    assert graphs == estimate(stage, size, True, 8).states / 8 + drawn.cache + drawn.gathered > plain
+    assert peak_memory(stage, size, True, "cuda", 7, 80e9) == math.inf
 
 
 def test_every_policy_that_is_trained_is_counted(tmp_path: Path) -> None:

@@ -187,3 +187,17 @@ def test_graphs_hold_what_is_estimated(tied: bool, tmp_path: Path) -> None:
     assert found.peak(training, 1e9) == 110 + found.cache + found.copy
     assert found.peak(training, 1e3) == 100 + found.cache + found.copy  # freed after drawing
     assert estimate_generation(stage, size, True, "cpu").back_end == "transformers"
+    # Where weights are in parts every device has the whole copy, also without autocast; batches are shared.
+    half, full = (estimate_generation(stage, size, bf16, "cuda", 2) for bf16 in (True, False))
+    assert (half.copy, half.gathered, half.cache) == (found.copy, found.copy, cache / 2)
+    assert (full.copy, full.gathered) == (0, 4 * size.parameters)
+    assert half.peak(training, 1e3, 2) == 50 + half.cache + found.copy
+
+
+def test_vllm_holds_its_share() -> None:
+    changes = [*BASE, "ppo.generation=vllm", "ppo.vllm_memory=0.75"]
+    training = StageEstimate("ppo/rkl", 100.0, 10.0, 0.0)
+    for url, share in (([], 0.75), (["ppo.vllm_url=http://x"], 0)):
+        stage = next(stage for stage in plan(load_recipe("tiny", changes + url)) if stage.name == "ppo/rkl")
+        found = estimate_generation(stage, SIZE, True, "cuda")
+        assert found.peak(training, 400.0) == 110 + share * 400

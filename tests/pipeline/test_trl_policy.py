@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.pipeline.command import SMALL, Here, manifest, results, statuses
-from tests.ppo import tiny
 from tests.ppo.vllm_server import served
 from wpr.pipeline.training import read_metrics
 from wpr.runs.finished_run import FinishedRun
@@ -101,15 +101,18 @@ def test_a_function_with_gold_in_the_loss_form_with_an_adapter(here: Here, tmp_p
     assert "step 0: the score of response 0 is nan" in broken.error
     assert list((tmp_path / "broken/ppo/rkl/checkpoints/faults").iterdir())
 
-    with served(tiny.policy()) as server:
-        server.bad.add("production")
-        stopped = here(
-            "run", "tiny", *(one for one in given if "gae" not in one), "output=stopped", "evaluation.prompts=0",
-            "ppo.generation=vllm", f"ppo.vllm_url={server.url}",
-        )  # fmt: skip
-    assert stopped.code == 1
-    assert "step 0: the vLLM server at" in stopped.error
-    assert "VLLM_SERVER_DEV_MODE=1" in stopped.error
+    with served(AutoModelForCausalLM.from_pretrained(tmp_path / "run/prepare/model"), max_length=256) as server:
+        for bad, message in (
+            ("production", r"step 0: the vLLM server at .*VLLM_SERVER_DEV_MODE=1"),
+            ("nan", r"step 0: the policy's logits were not a distribution .* The checkpoints in stopped/"),
+        ):
+            server.bad = {bad}
+            stopped = here(
+                "run", "tiny", *(one for one in given if "gae" not in one), "output=stopped", "evaluation.prompts=0",
+                "ppo.generation=vllm", f"ppo.vllm_url={server.url}",
+            )  # fmt: skip
+            assert stopped.code == 1
+            assert re.search(message, stopped.error)
 
 
 GRPO_WORDS = (

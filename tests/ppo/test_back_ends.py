@@ -43,6 +43,9 @@ def test_the_named_one() -> None:
         ({"generation": "vlm"}, f"generation='vlm' must be one of {', '.join(BACK_ENDS)}"),
         ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with generation='auto'"),
         ({"generation": "vllm", "vllm_url": "localhost:8000"}, "vllm_url='localhost:8000' must begin with http"),
+        ({"generation": "vllm", "vllm_url": "http://"}, "vllm_url='http://' must begin with http.* and name a host"),
+        ({"vllm_memory": 0.5}, "vllm_memory=0.5 has no effect with generation='auto'; set generation='vllm'"),
+        ({"generation": "graphs", "vllm_folder": "x"}, "vllm_folder='x' has no effect with generation='graphs'"),
         ({"generation": "vllm", "vllm_memory": 30.0}, "vllm_memory=30.0 must be between 0 and 1"),
         ({"generation": "vllm", "vllm_max_length": 0}, "vllm_max_length=0 must be an integer of at least 1"),
     ],
@@ -50,6 +53,16 @@ def test_the_named_one() -> None:
 def test_bad_settings_are_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         tiny.settings(tmp_path, **settings)
+
+
+def test_graphs_without_a_gpu_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    BackEnd("graphs").make(GPU)
+    BackEnd().make(CPU)
+    assert not caplog.records
+    BackEnd("graphs").make(CPU)
+    assert [one.message for one in caplog.records] == [
+        "generation='graphs': cpu is no GPU, so that steps run one by one, without graphs"
+    ]
 
 
 def test_vllm_is_for_one_process_with_whole_weights() -> None:

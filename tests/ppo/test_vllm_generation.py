@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,18 @@ def test_adapters_are_merged_and_the_policy_stays_as_it_is(server: VLLMServer, g
     assert all(torch.allclose(weight, sent[name], atol=1e-6) for name, weight in merged.state_dict().items())
 
 
+def test_an_adapter_that_is_switched_off_is_another_policy(server: VLLMServer, generation: VLLMGeneration) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    policy = peft.get_peft_model(tiny.policy(7), config)
+    generation.generate(policy, prompts(), sampling(), SEEDS)
+    with policy.disable_adapter():
+        generation.generate(policy, prompts(), sampling(), SEEDS)
+    assert server.loads == 2
+    plain = tiny.policy(7).state_dict()
+    assert all(torch.equal(weight, plain[name]) for name, weight in server.model.state_dict().items())
+
+
 def test_tied_weights_are_sent_by_both_names(tmp_path: Path) -> None:
     with served(tiny.policy(0, tie_word_embeddings=True)) as server:
         generation = VLLMGeneration(ServerEngine(server.url, tmp_path), say=pytest.fail)
@@ -114,6 +127,20 @@ def test_tied_weights_are_sent_by_both_names(tmp_path: Path) -> None:
 def test_answers_that_are_none(bad: str, message: str, server: VLLMServer, generation: VLLMGeneration) -> None:
     server.bad.add(bad)
     with pytest.raises(EngineError, match=message):
+        generation.generate(tiny.policy(7), prompts(), sampling(eos=()), SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "log_probs"),
+    [
+        (None, ...), (..., None), ("5 6 7", ...), ([5.5, 6, 7, 8, 9, 10], ...), ([True] * 6, ...), (["5"] * 6, ...),
+        (..., ["-1"] * 6), (..., -1.0), ([[5]] * 6, ...),
+    ],
+)  # fmt: skip
+def test_answers_of_other_types(tokens: Any, log_probs: Any, server: VLLMServer, generation: VLLMGeneration) -> None:
+    server.tokens, server.log_probs = tokens, log_probs
+    came = repr(log_probs if tokens is ... else tokens)
+    with pytest.raises(EngineError, match=rf"without token_ids and their log-probabilities .*{re.escape(came)}"):
         generation.generate(tiny.policy(7), prompts(), sampling(eos=()), SEEDS)
 
 
@@ -184,9 +211,29 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    generation = VLLMGeneration(ServerEngine(f"http://127.0.0.1:{port}", tmp_path, patience=0.1), say=lambda text: None)
-    with pytest.raises(EngineError, match=re.escape(f"{port} did not come back within 0.1 s")):
+    generation = VLLMGeneration(ServerEngine(f"http://127.0.0.1:{port}", tmp_path), say=pytest.fail)
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=f"{port} does not answer .*; start it first .*, or correct vllm_url"):
         generation.generate(tiny.policy(7), prompts(), sampling(), SEEDS)
+    assert time.monotonic() - start < 5
+
+
+def test_a_server_that_does_not_come_back(server: VLLMServer, tmp_path: Path) -> None:
+    generation = VLLMGeneration(ServerEngine(server.url, tmp_path, patience=0.1), say=lambda text: None)
+    generation.generate(tiny.policy(7), prompts(), sampling(), SEEDS)
+    server.down = 60.0
+    server.die()
+    with pytest.raises(EngineError, match=re.escape("did not come back within 0.1 s")):
+        generation.generate(tiny.policy(7), prompts(), sampling(), SEEDS)
+
+
+def test_a_server_that_takes_calls_and_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = ServerEngine(f"http://127.0.0.1:{silent.getsockname()[1]}", patience=0.3)
+        start = time.monotonic()
+        with pytest.raises(EngineError, match=re.escape("did not come back within 0.3 s")):
+            engine.restart()
+        assert time.monotonic() - start < 3
 
 
 def test_a_server_that_others_use(server: VLLMServer, tmp_path: Path) -> None:

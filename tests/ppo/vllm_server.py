@@ -27,6 +27,7 @@ from wpr.ppo.rollout import Prompts
 class VLLMServer(ThreadingHTTPServer):
     """model: what it serves until weights come. bad: names of what it does wrong.
 
+    tokens, log_probs: what it answers in the place of those that it drew.
     dies_at: the completion at which it drops all connections, for ``down`` seconds; then it is back as it began.
     """
 
@@ -38,6 +39,8 @@ class VLLMServer(ThreadingHTTPServer):
         self.model, self.max_length = model, max_length
         self.first = {name: weight.clone() for name, weight in model.state_dict().items()}
         self.bad: set[str] = set()
+        self.tokens: Any = ...
+        self.log_probs: Any = ...
         self.instance, self.loads, self.completions = 1, 0, 0
         self.dies_at, self.down, self.back = -1, 0.2, 0.0
         self.lock = threading.Lock()
@@ -86,6 +89,10 @@ class VLLMServer(ThreadingHTTPServer):
             log_probs[-1] = None
         if "few log-probs" in self.bad:
             log_probs = log_probs[1:]
+        if self.tokens is not ...:
+            tokens = self.tokens
+        if self.log_probs is not ...:
+            log_probs = self.log_probs
         choice = {"index": 0, "token_ids": tokens, "logprobs": {"token_logprobs": log_probs}, "finish_reason": "stop"}
         return {"choices": [] if "no choice" in self.bad else [choice]}
 

@@ -41,6 +41,11 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
                 "configs/accelerate/ddp.yaml or zero2.yaml, or set trainer: ppo"
             )
         make_trl_config(recipe, config, device_arguments() | arguments)
+    if kind == "ppo":
+        try:
+            config.back_end.check(synced=shards_weights(config), processes=process_count())
+        except ValueError as error:
+            raise RecipeError(f"ppo.{error}") from None
     configs = {
         setting: check_model(model, setting, recipe.model.revision if setting == "model.name" else None)
         for setting, model in _models(recipe, kind)

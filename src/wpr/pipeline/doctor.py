@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +14,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from wpr.config.recipe import Recipe
+from wpr.errors import RecipeError
 from wpr.pipeline.checks import check_regularizers
 from wpr.pipeline.environment import machine, versions
-from wpr.pipeline.estimates import GenerationEstimate, downloads, estimate, estimate_generation, model_size
+from wpr.pipeline.estimates import (
+    GenerationEstimate,
+    ModelSize,
+    downloads,
+    estimate,
+    estimate_generation,
+    model_size,
+)
 from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
 from wpr.ppo.back_ends import BackEnd
@@ -93,22 +102,26 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     bf16 = has_bf16() or not here.gpus
     estimates = [estimate(stage, size, bf16) for stage in stages]
     count = max(1, len(here.gpus))
+    policies = [stage for stage in stages if stage.name.startswith("ppo/")]
+    device = "cuda" if here.gpus else "cpu"
+    drawing, on_gpus = (
+        {stage.name: estimate_generation(stage, size, bf16, kind) for stage in policies} for kind in (device, "cuda")
+    )
+    has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
     table = Table(title=f"{recipe.name}: {size.parameters / 1e9:.3g} billion parameters ({size.source})")
     for name in ("stage", "memory, one device", "sharded over 4", "sharded over 8", "disk"):
         table.add_column(name, justify="left" if name == "stage" else "right")
-    for part in estimates:
-        table.add_row(part.stage, gigabytes(part.memory), gigabytes(part.sharded(4)), gigabytes(part.sharded(8)),
-                      gigabytes(part.disk))  # fmt: skip
+    for part, stage in zip(estimates, stages, strict=True):
+        spread = (peak_memory(stage, size, bf16, "cuda", number, has if here.gpus else None) for number in (4, 8))
+        table.add_row(part.stage, gigabytes(part.memory), *map(gigabytes, spread), gigabytes(part.disk))
     console.print(table)
-    device = "cuda" if here.gpus else "cpu"
-    drawing = {
-        stage.name: estimate_generation(stage, size, bf16, device) for stage in stages if stage.name.startswith("ppo/")
-    }
     notes: dict[str, list[str]] = {}
-    for stage in (stage for stage in stages if stage.name in drawing):
+    for stage in policies:
         settings, here_drawn = dict(stage.recipe.ppo), drawing[stage.name]
         note = generation_note(here_drawn, settings)
-        if not here.gpus and (on_gpu := estimate_generation(stage, size, bf16, "cuda")) != here_drawn:
+        if not here.gpus and here_drawn.back_end == "graphs":
+            note += ". There is no GPU here: steps run one by one, without graphs"
+        elif not here.gpus and (on_gpu := on_gpus[stage.name]) != here_drawn:
             note += f". On a GPU: {generation_note(on_gpu, settings)}"
         notes.setdefault(note, []).append(stage.name)
     for note, names in notes.items():
@@ -119,11 +132,9 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     disk = sum(part.disk for part in estimates)
     free = free_space(recipe.folder)
     console.print(f"disk: {gigabytes(disk)} in {recipe.folder} ({gigabytes(free)} free)", soft_wrap=True)
-    has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
-    nothing = GenerationEstimate("transformers")
-    largest = max(drawing.get(part.stage, nothing).peak(part, has) for part in estimates)
-    fits = largest <= has
-    sharded = max(part.sharded(count) for part in estimates) <= has
+    fits, sharded = (
+        all(peak_memory(stage, size, bf16, device, number, has) <= has for stage in stages) for number in (1, count)
+    )
     verdict = (
         "fits on one device of this machine" if fits
         else f"fits on {count} devices of this machine with ZeRO-3 or FSDP (docs/recipes.md)" if sharded
@@ -132,9 +143,8 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     console.print(f"memory: {verdict}", soft_wrap=True)
     if disk > free:
         console.print("disk: NOT enough space; free some, or lower save_total_limit", soft_wrap=True)
-    for stage in stages:
-        if stage.name.startswith("ppo/"):
-            check_regularizers(stage.name, stage.recipe, size.vocabulary)
+    for stage in policies:
+        check_regularizers(stage.name, stage.recipe, size.vocabulary)
     return {
         "parameters": size.parameters,
         "memory": {part.stage: part.memory for part in estimates},
@@ -144,6 +154,26 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
         "fits": fits,
         "enough_disk": disk <= free,
     }
+
+
+def peak_memory(
+    stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str, devices: int, has: float | None
+) -> float:
+    """Bytes of a stage on each of so many devices that its weights are spread over, with what draws its responses;
+    infinite where these or the batches cannot be shared. has: bytes of a device; None: as many as the stage needs.
+    """
+    drawn = GenerationEstimate("transformers")  # of stages that draw nothing
+    try:
+        part = estimate(stage, size, bf16, devices)
+        if stage.name.startswith("ppo/"):
+            drawn = estimate_generation(stage, size, bf16, device_type, devices)
+    except RecipeError:
+        if devices == 1:
+            raise
+        return math.inf
+    if drawn.back_end == "vllm" and devices > 1:
+        return math.inf
+    return drawn.peak(part, drawn.peak(part, 0, devices) if has is None else has, devices)
 
 
 def space_note(recipe: Recipe, stages: list[PlannedStage]) -> str | None:
@@ -181,4 +211,6 @@ def gigabytes(amount: float) -> str:
     """Bytes for a reader."""
     if amount != amount:
         return "unknown size"
+    if amount == math.inf:
+        return "not possible"
     return f"{amount / 1e9:.1f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"

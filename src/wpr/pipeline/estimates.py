@@ -11,7 +11,9 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
             logits_memory_mb and the cache of keys and values of the responses that are drawn together
     GRPO, RLOO  the same without critic; all responses of a rollout are drawn together
     graphs      on a GPU, PPO holds beside that, while it draws, the cache and, under autocast, a copy of the policy:
-            2 N, and 4 V h for its embeddings, which stay in float32, beside a head of their own
+            2 N, and 4 V h for its embeddings, which stay in float32, beside a head of their own; where weights are
+            held in parts every GPU has that copy, of 4 N without autocast
+    vllm    its share of the device's memory, always
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
@@ -108,12 +110,12 @@ def _count(config: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def estimate(stage: PlannedStage, size: ModelSize, bf16: bool) -> StageEstimate:
-    """Memory and disk of one stage, on one device that holds everything."""
+def estimate(stage: PlannedStage, size: ModelSize, bf16: bool, devices: int = 1) -> StageEstimate:
+    """Memory and disk of one stage, on one device that holds everything; batches are shared by so many devices."""
     recipe, kind = stage.recipe, stage.name.partition("/")[0]
     if kind == "prepare":
         return StageEstimate(stage.name, 0, 0, 0)
-    settings = _settings(recipe, kind, bf16)
+    settings = _settings(recipe, kind, bf16, devices)
     batch = settings["per_device_train_batch_size"]
     tokens = recipe.data.max_prompt_tokens + recipe.data.max_completion_tokens
     if kind == "ppo":
@@ -147,31 +149,41 @@ class GenerationEstimate:
     """What draws a policy's responses, and bytes that this holds while it does, beside weights and optimizer.
 
     back_end: ``transformers``, ``graphs``, ``vllm``, or ``trl``. cache: keys and values. copy: of the weights.
+    gathered: of weights that are held in parts; every device has all of it. share: of the device's memory, always held.
     """
 
     back_end: str
     cache: float = 0
     copy: float = 0
+    gathered: float = 0
+    share: float = 0
 
-    def peak(self, stage: StageEstimate, device_memory: float) -> float:
-        """Bytes of the stage with it: what is a small share of the device's memory is held while training, too."""
-        held = self.cache + self.copy
-        return stage.memory + held if held <= KEPT * device_memory else max(stage.memory, stage.states + held)
+    def peak(self, stage: StageEstimate, device_memory: float, devices: int = 1) -> float:
+        """Bytes of the stage with it, on each of so many devices that ZeRO-3 or FSDP spread weights over: what is a
+        small share of the device's memory is held while training, too.
+        """
+        held = self.cache + (self.copy if devices == 1 else self.gathered)
+        training = stage.sharded(devices) + self.share * device_memory
+        return training + held if held <= KEPT * device_memory else max(training, stage.states / devices + held)
 
 
-def estimate_generation(stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str) -> GenerationEstimate:
-    """Of a policy's stage, on such a device."""
-    settings = _settings(stage.recipe, "ppo", bf16)
+def estimate_generation(
+    stage: PlannedStage, size: ModelSize, bf16: bool, device_type: str, devices: int = 1
+) -> GenerationEstimate:
+    """Of a policy's stage, on such a device; batches are shared by so many of them."""
+    settings = _settings(stage.recipe, "ppo", bf16, devices)
     back_end = BackEnd(settings["generation"], settings["vllm_url"]).resolve(device_type)
     if settings["generation"] == "auto" and stage.recipe.trainer != "ppo" and back_end != "graphs":
         return GenerationEstimate("trl")
     if back_end != "graphs":
-        return GenerationEstimate(back_end)
+        own = back_end == "vllm" and settings["vllm_url"] is None
+        return GenerationEstimate(back_end, share=settings["vllm_memory"] if own else 0)
     half = settings["bf16"] or settings["fp16"]
     places = PLACES * math.ceil((settings["max_prompt_length"] + settings["max_new_tokens"]) / PLACES)
     # Under autocast values are in half precision, and keys in float32, as rotary positions leave them.
     cache = _cache(stage.recipe, settings, size, 3 if half else 4, places)
-    return GenerationEstimate(back_end, cache, 2 * size.parameters + 4 * size.vocabulary * size.hidden if half else 0)
+    copy = 2 * size.parameters + 4 * size.vocabulary * size.hidden if half else 0
+    return GenerationEstimate(back_end, cache, copy, gathered=copy or 4 * size.parameters)
 
 
 def _cache(recipe: Recipe, settings: dict[str, Any], size: ModelSize, width: int, tokens: int) -> float:
@@ -182,10 +194,10 @@ def _cache(recipe: Recipe, settings: dict[str, Any], size: ModelSize, width: int
     return 2.0 * width * size.key_value_width * size.layers * tokens * together
 
 
-def _settings(recipe: Recipe, kind: str, bf16: bool) -> dict[str, Any]:
+def _settings(recipe: Recipe, kind: str, bf16: bool, devices: int) -> dict[str, Any]:
     kinds = dataclasses.fields(config_class(kind))
     defaults = {field.name: field.default for field in kinds if field.default is not dataclasses.MISSING}
-    return defaults | trainer_arguments(recipe, kind, Path("."), 1, bf16)
+    return defaults | trainer_arguments(recipe, kind, Path("."), devices, bf16)
 
 
 def _adapter(recipe: Recipe, size: ModelSize) -> int:

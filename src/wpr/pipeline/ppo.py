@@ -41,6 +41,9 @@ from wpr.runs.responses import AFTER, BEFORE, Response, prompt_id
 
 logger = logging.getLogger(__name__)
 
+PER_TOKEN = ("penalty", "kl", "divergence")
+"""Measures of a response that are sums over its tokens; an evaluation has their means over all tokens."""
+
 
 def train_ppo(stage: Stage) -> dict[str, Any]:
     """Train and save the policy; results with what held-out responses are worth before and after, and how far the
@@ -182,16 +185,43 @@ class StartingPoint(TrainerCallback):  # type: ignore[misc]
             held_out_responses(self.trainer, self.path, self.names)
 
     def results(self) -> tuple[dict[str, Any], list[Response]]:
-        """``before`` with its numbers, and the responses; nothing of a run that was begun without measuring them."""
+        """``before`` with its numbers, and the responses; nothing of a run that was begun without measuring them. An
+        older run's checkpoints have no log of them: then the numbers are those that the responses have.
+        """
         wait_for_everyone()  # until the file is there
         history = self.trainer.state.log_history
         logged = [row for row in history if row["step"] == 0 and any(name.startswith("eval_") for name in row)]
-        if not logged or not self.path.exists():
-            logger.warning("the checkpoint has no evaluation before the first step; results are without it")
+        if not self.path.exists():
+            logger.warning(
+                "%s is not there, nothing was measured before the first step; results are without it", self.path
+            )
             return {}, []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
         rows = [Response.from_values(json.loads(line)) for line in lines]
-        return {"before": describe(self.trainer, logged[0], rows)}, rows
+        if not logged:
+            logger.warning(
+                "the checkpoint has no evaluation before the first step; its numbers are computed from %s, without "
+                "entropy, parts of the reward and what functions log",
+                self.path,
+            )
+        return {"before": describe(self.trainer, logged[0] if logged else metrics_of(rows), rows)}, rows
+
+
+def metrics_of(rows: list[Response]) -> dict[str, float]:
+    """What an evaluation says of its responses, as far as they have it: means over responses and, of divergences, over
+    tokens.
+    """
+    values: dict[str, list[float]] = {}
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in {"response_length": row.length, "eos_fraction": row.finished, **row.measures}.items():
+            if value is not None:
+                (sums if name in PER_TOKEN else values).setdefault(name, []).append(float(value))
+        for name, value in row.divergences.items():
+            sums.setdefault(f"divergence_{name}", []).append(value)
+    tokens = sum(row.length or 0 for row in rows)
+    found = {name: sum(several) / len(several) for name, several in values.items()}
+    return found | {name: sum(several) / tokens for name, several in sums.items() if tokens}
 
 
 def held_out_responses(trainer: Any, path: Path, names: Mapping[str, str]) -> list[Response]:

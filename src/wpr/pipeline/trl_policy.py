@@ -23,7 +23,7 @@ from wpr.ppo.config import PPOConfig
 from wpr.ppo.distributed import max_over_processes, sum_over_processes
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import TrainingFault, report_fault
-from wpr.ppo.generation import EngineError
+from wpr.ppo.generation import EngineError, GenerationError
 from wpr.ppo.metrics import FunctionLog, Stopwatch, number_or_none, peak_memory_gb, scored
 from wpr.ppo.parts import make_monitors, place_regularizer, place_reward, sampling_of
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
@@ -151,7 +151,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         with self.stopwatch("generation"):
             try:
                 return super()._generate(*args)
-            except EngineError as error:
+            except (EngineError, GenerationError) as error:
                 raise TrainingFault(
                     f"step {self.state.global_step}: {error}. The checkpoints in {self.args.output_dir} are as they "
                     "were; fix the cause and resume",

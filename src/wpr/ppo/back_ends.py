@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from wpr.ppo.generation import Generation
+
+logger = logging.getLogger(__name__)
 
 BACK_ENDS = ("auto", "transformers", "graphs", "vllm")
 
@@ -37,14 +40,20 @@ class BackEnd:
     def __post_init__(self) -> None:
         if self.generation not in BACK_ENDS:
             raise ValueError(f"generation={self.generation!r} must be one of {', '.join(BACK_ENDS)}")
-        if self.vllm_url is not None:
-            if self.generation != "vllm":
+        usual = {one.name: one.default for one in fields(self)}
+        for name in ("vllm_url", "vllm_memory", "vllm_folder"):
+            if self.generation != "vllm" and (value := getattr(self, name)) != usual[name]:
                 raise ValueError(
-                    f"vllm_url={self.vllm_url!r} has no effect with generation={self.generation!r}; set "
-                    "generation='vllm', or drop it"
+                    f"{name}={value!r} has no effect with generation={self.generation!r}; set generation='vllm', or "
+                    "drop it"
                 )
-            if urlsplit(self.vllm_url).scheme not in ("http", "https"):
-                raise ValueError(f"vllm_url={self.vllm_url!r} must begin with http:// or https://")
+        if self.vllm_url is not None:
+            parts = urlsplit(self.vllm_url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(
+                    f"vllm_url={self.vllm_url!r} must begin with http:// or https:// and name a host, as "
+                    "http://localhost:8000 does"
+                )
         if not 0 < self.vllm_memory < 1:
             raise ValueError(f"vllm_memory={self.vllm_memory!r} must be between 0 and 1, a share of the memory")
 
@@ -53,6 +62,20 @@ class BackEnd:
         if self.generation != "auto":
             return self.generation
         return "graphs" if device_type == "cuda" else "transformers"
+
+    def check(self, *, synced: bool = False, processes: int = 1) -> None:
+        """Refuse vLLM where it cannot be had. synced, processes: as of `make`."""
+        if self.generation != "vllm":
+            return
+        if synced or processes > 1:
+            raise ValueError(
+                f"generation='vllm' serves one process that has whole weights; here are {processes}"
+                f"{', which hold parts of them' if synced else ''}; use one, or generation='auto'"
+            )
+        if self.vllm_url is None:
+            from wpr.ppo.vllm_engines import check_installed
+
+            check_installed()
 
     def make(
         self,
@@ -73,12 +96,12 @@ class BackEnd:
         if name == "transformers":
             return TransformersGeneration(synced)
         if name == "graphs":
+            if device.type != "cuda":
+                logger.warning(
+                    "generation='graphs': %s is no GPU, so that steps run one by one, without graphs", device
+                )
             return GraphGeneration(TransformersGeneration(synced), kept_bytes=None if training else math.inf)
-        if synced or processes > 1:
-            raise ValueError(
-                f"generation='vllm' serves one process that has whole weights; here are {processes}"
-                f"{', which hold parts of them' if synced else ''}; use one, or generation='auto'"
-            )
+        self.check(synced=synced, processes=processes)
         from wpr.ppo.vllm_engines import LocalEngine, ServerEngine
         from wpr.ppo.vllm_generation import VLLMGeneration
 

@@ -39,6 +39,8 @@ SHARD = 2**31
 """Bytes of weights that are copied to the host and written at a time."""
 REQUESTS = 256
 """Requests that a server is sent at a time."""
+SOON = 10.0
+"""Seconds within which a server says that it is there, and what it runs."""
 
 
 class EngineStoppedError(EngineError):
@@ -112,6 +114,15 @@ def _random_numbers_kept() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+def check_installed() -> None:
+    """Refuse vLLM within this process where it is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "generation='vllm' needs the package vllm in this environment (docs/generation-back-ends.md); install "
+            "it, or set vllm_url to a server that has it"
+        )
+
+
 class LocalEngine:
     """vLLM within this process, on the policy's device: weights are handed over as they lie in memory.
 
@@ -122,11 +133,7 @@ class LocalEngine:
     longer = "raise vllm_max_length"
 
     def __init__(self, memory: float = 0.3, max_length: int | None = None) -> None:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
-                "generation='vllm' needs the package vllm in this environment (docs/generation-back-ends.md); install "
-                "it, or set vllm_url to a server that has it"
-            )
+        check_installed()
         self.name, self.memory, self.wanted, self.max_length = "the vLLM engine", memory, max_length, 0
         self.llm: Any = None
         self._model: tuple[Any, ...] = ()
@@ -210,7 +217,8 @@ class ServerEngine:
     """vLLM's server with its development endpoints. Weights go through files in a folder that it reads, too.
 
     url: as ``http://localhost:8000``. folder: for the weights; None: the system's for temporary files.
-    patience: seconds that a server that stopped may take to come back. timeout: seconds that one answer may take.
+    patience: seconds that a server that stopped may take to come back; one that never answered is not waited for.
+    timeout: seconds that one answer may take.
     """
 
     longer = "start the server with a larger --max-model-len"
@@ -223,15 +231,21 @@ class ServerEngine:
         self._instance: str | None = None
 
     def connect(self, model: Any, kind: torch.dtype) -> bool:
-        info = self._ask("/server_info?config_format=json")
+        try:
+            info = self._ask("/server_info?config_format=json", timeout=SOON)
+        except EngineStoppedError as error:
+            if self._instance is not None:
+                raise
+            # One that never was there is not waited for: the address may be wrong.
+            raise EngineError(f"{error}; start it first (docs/generation-back-ends.md), or correct vllm_url") from None
         try:
             config = info["vllm_config"]
             settings, instance = config["model_config"], str(config["instance_id"])
             self.max_length, mode = int(settings["max_model_len"]), settings["logprobs_mode"]
             served = settings["served_model_name"] or settings["model"]
-        except (KeyError, TypeError, ValueError) as error:
+            self.served = served if isinstance(served, str) else str(served[0])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"{self.name} does not say what it runs, as vLLM 0.32 does: {error!r}") from None
-        self.served = served if isinstance(served, str) else served[0]
         if mode != RAW:
             raise EngineError(
                 f"{self.name} gives log-probabilities as {mode}, not of the model's own distribution; start it with "
@@ -257,7 +271,8 @@ class ServerEngine:
                 ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if (self._ask("/reset_prefix_cache", {}) or {}).get("success") is not True:
+        answer = self._ask("/reset_prefix_cache", {})
+        if not isinstance(answer, dict) or answer.get("success") is not True:
             raise EngineStoppedError(f"{self.name} keeps keys and values of earlier weights; is it used by others?")
 
     def draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> list[Drawn]:
@@ -277,18 +292,21 @@ class ServerEngine:
         answer = self._ask("/v1/completions", body)
         try:
             (choice,) = answer["choices"]
-            return Drawn(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+            tokens, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            if not _all_of(tokens, int) or not _all_of(log_probs, int | float | None):
+                raise TypeError
         except (KeyError, TypeError, ValueError):
             raise EngineError(
                 f"{self.name} answers without token_ids and their log-probabilities ({str(answer)[:200]}); wpr needs "
                 "vLLM 0.32 or later"
             ) from None
+        return Drawn(tokens, log_probs)
 
     def restart(self) -> None:
         end = time.monotonic() + self.patience
         while True:
             try:
-                self._ask("/health")
+                self._ask("/health", timeout=max(0.1, min(SOON, end - time.monotonic())))
                 return
             except EngineError as error:
                 if time.monotonic() >= end:
@@ -300,12 +318,12 @@ class ServerEngine:
     def close(self) -> None:
         pass
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON of an answer; None if it is empty."""
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The JSON of an answer; None if it is empty. timeout: seconds, if not the engine's own."""
         data = None if body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(asked, timeout=self.timeout) as answer:
+            with urllib.request.urlopen(asked, timeout=self.timeout if timeout is None else timeout) as answer:
                 text = answer.read()
             return json.loads(text) if text.strip() else None
         except urllib.error.HTTPError as error:
@@ -327,6 +345,11 @@ class ServerEngine:
         # Its engine is dead, or about to be: it says so by a 500, and ends.
         stopped = code >= 500 and path != "/collective_rpc"
         return (EngineStoppedError if stopped else EngineError)(f"{self.name} answers {path} with {code}: {said}")
+
+
+def _all_of(values: Any, kind: Any) -> bool:
+    """Whether this is a list of such values. JSON's true and false are integers in Python, and no tokens."""
+    return isinstance(values, list) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
 
 
 def _shards(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,7 +54,7 @@ class VLLMGeneration:
         stopwatch: Callable[[str], AbstractContextManager[None]] = lambda subject: nullcontext(),
     ) -> None:
         self.engine, self.say, self.stopwatch = engine, say, stopwatch
-        self._sent: tuple[int, ...] | None = None
+        self._sent: tuple[Hashable, ...] | None = None
 
     @torch.no_grad()
     def generate(self, policy: Any, prompts: Prompts, sampling: Sampling, seeds: Sequence[int]) -> Responses:
