@@ -82,7 +82,7 @@ def test_every_section_is_there_and_filled(visit: Any, page_file: Path) -> None:
         assert box.locator("h2").inner_text()
         assert len(box.locator("p.lead").inner_text()) > 40, section
     assert page.locator("#training svg.chart").count() == 7
-    assert page.locator("#frontier svg.chart").count() == 4
+    assert page.locator("#frontier svg.chart").count() == 5
     assert page.locator("#wins .row:not(.last)").count() == 12
     assert page.locator("#findings svg.plot[role=img]").count() == len(figures()) + 1
     assert page.locator("nav a").count() == len(SECTIONS)
