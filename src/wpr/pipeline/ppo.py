@@ -63,6 +63,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     start = StartingPoint(trainer, stage.folder / BEFORE, names)
     trainer.add_callback(start)
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
+    results["watched"] = recipe.evaluation.watched_settings
     if recipe.trainer == "ppo":
         trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
         trainer.add_callback(WarmupCheck(stage.name))
