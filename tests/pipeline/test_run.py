@@ -233,6 +233,13 @@ def test_too_few_prompts_for_a_rollout_are_refused_before_training(tmp_path: Pat
         execute(tiny(tmp_path / "run", "ppo.batch_size=640", "ppo.responses_per_prompt=2", "trainer=grpo"), None)
 
 
+def test_an_option_that_prepare_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match=r"prepare.options.sentences is no option of wpr.recipes.tiny:prepare; it has"
+    ):
+        execute(tiny(tmp_path / "run", "prepare.options.sentences=3"), None)
+
+
 def test_a_policy_that_is_done_under_another_gold(run: Path) -> None:
     changes = ["train=[rkl]", "evaluation.gold={kind: copies, of: prompt}"]
     own = {"gold": {"kind": "words-kept", "of": "prompt"}}
