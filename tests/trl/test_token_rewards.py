@@ -17,7 +17,7 @@ from tests.ppo import tiny as models
 from tests.ppo.test_optimum import bandit_policy
 from tests.trl import tiny
 from tests.trl.test_reward_form import EMBEDDINGS
-from wpr.rewards import RewardError, WordList, WordListError
+from wpr.rewards import Completions, RewardError, WordList, WordListError
 from wpr.trl import GRPOTrainer
 
 WORTH = {token: (-1) ** token * (1 + token % 3) / 2 for token in range(3, 30)}
@@ -172,3 +172,28 @@ def test_training_ends_at_the_optimum(tmp_path: Path, monkeypatch: pytest.Monkey
     print(f"{to_go:.3f} to go, {left:.5f} from the optimum")
     assert to_go > 0.15
     assert left < 0.02
+
+
+def test_a_class_sees_columns_and_prompts(tmp_path: Path) -> None:
+    seen: list[Completions] = []
+
+    class Own:
+        name = "own"
+
+        def __call__(self, completions: Completions) -> torch.Tensor:
+            return self.by_token(completions)[0]
+
+        def by_token(self, completions: Completions) -> tuple[torch.Tensor, torch.Tensor]:
+            seen.append(completions)
+            return torch.zeros(len(completions)), completions.placed([[]] * len(completions))
+
+    rows = Dataset.from_list([{"prompt": "w3 w4", "answer": f"a{row}"} for row in range(8)])
+    trainer = tiny.trainer(tmp_path, parts={"reward_funcs": Own(), "train_dataset": rows}, **SETTINGS)
+    batch = trainer._generate_and_score_completions([rows[0]] * 4 + [rows[1]] * 4)
+    (given,) = seen
+    assert given.columns["answer"] == ["a0"] * 4 + ["a1"] * 4
+    assert "trainer_state" in given.trainer
+    for row, tokens in enumerate(given.response_ids or []):
+        whole = [*batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist(), *tokens]
+        assert given.input_ids[row][given.attention_mask[row].bool()].tolist() == whole
+        assert int(given.last[row]) == len(whole) - 1
