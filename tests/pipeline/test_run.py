@@ -240,6 +240,17 @@ def test_an_option_that_prepare_does_not_have(tmp_path: Path) -> None:
         execute(tiny(tmp_path / "run", "prepare.options.sentences=3"), None)
 
 
+def test_a_list_of_words_that_is_gone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.txt").write_text("cat\n")
+    recipe = tiny(run, "train=[rkl]", "reward=null", f"reward.words={tmp_path / 'w.txt'}")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["stages"]["ppo/rkl"] = manifest["stages"]["sft"] | {"inputs": plan(recipe)[-1].inputs}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "w.txt").unlink()
+    with pytest.raises(RunFolderError, match=r"ppo/rkl: scorer.words=\S+w.txt is gone, which it was made with; put it"):
+        execute(recipe, {"ppo"})
+
+
 def test_a_policy_that_is_done_under_another_gold(run: Path) -> None:
     changes = ["train=[rkl]", "evaluation.gold={kind: copies, of: prompt}"]
     own = {"gold": {"kind": "words-kept", "of": "prompt"}}

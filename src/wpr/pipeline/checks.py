@@ -88,8 +88,9 @@ def check_scorer(recipe: Recipe) -> None:
         if hasattr(scorer, "check_tokenizer") and "{prepare}" not in recipe.model.name:
             scorer.check_tokenizer(load_tokenizer(recipe.model.name, recipe.model.revision))
     except (RewardError, TypeError, ValueError) as error:
-        set_here = [f"scorer.{name}" for name in recipe.scorer.wording] or ["scorer.kind"]
-        where = f"{recipe.source.where(set_here[-1])}: " if recipe.source is not None else ""
+        rules = {name: str(value) for name, value in recipe.scorer.wording.items() if name != "placement"}
+        blamed = [name for name, value in rules.items() if value in str(error)] or [*rules, "kind"]
+        where = f"{recipe.source.where(f'scorer.{blamed[0]}')}: " if recipe.source is not None else ""
         raise RecipeError(f"{where}scorer.kind={recipe.scorer.kind}: {error}") from None
 
 

@@ -175,9 +175,22 @@ class Run:
             if record is not None and self.on_change == "refuse":
                 own = {key: value for key, value in record.inputs.items() if key in stage.inputs}
                 if own != stage.inputs:
+                    self._refuse_gone(stage)
                     self._changed(stage, record, record.inputs | stage.inputs)
             if record is None or record.status != "done":
                 check_stage(stage.name, stage.recipe, self.folder)
+
+    def _refuse_gone(self, stage: PlannedStage) -> None:
+        """Say of a policy's list of words that it is gone, instead of that its content is another."""
+        scorer = stage.recipe.scorer
+        lists = {"words": scorer.words, "preferred": scorer.preferred} if stage.name.startswith("ppo/") else {}
+        for name, path in lists.items():
+            if path is not None and "{prepare}" not in path and not Path(path).expanduser().is_file():
+                raise RunFolderError(
+                    f"{stage.name}: scorer.{name}={path} is gone, which it was made with; put it back ("
+                    f"{self.folder.stage(stage.name)} may have a copy, {name}.txt), or go on with what is there "
+                    "(--on-change keep)"
+                )
 
     def _check_prompts(self) -> None:
         """Refuse, before anything is trained, policies that are still to come and have fewer prompts than a rollout."""
