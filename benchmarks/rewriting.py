@@ -81,7 +81,8 @@ def examples(out: Path, found: seeds.Found, count: int = EXAMPLES) -> str:
     for policy, own in sorted(scores.items()):
         beta = min(own, key=lambda value: abs(own[value] - wanted))
         path = next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}")) / "responses.jsonl"
-        responses[f"{policy} ({own[beta]:.2f})"] = [json.loads(line) for line in path.read_text().splitlines()[:count]]
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
+        responses[f"{policy} ({own[beta]:.2f})"] = [json.loads(line) for line in lines[:count]]
     width = max(map(len, responses), default=0)
     for number, rows in enumerate(zip(*responses.values(), strict=False)):
         source = rows[0].get("columns", {})

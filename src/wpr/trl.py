@@ -4,8 +4,8 @@ TRL's on-policy distillation by any of them.
 Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
 ``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
 
-Reward functions may give a number per token: then advantage_t has what is still to come of
-the reward in the place of all of it, less its mean over the group's others.
+Reward functions may give a number per token: then advantage_t has what is still to come of the reward in the place of
+all of it, less its mean over the group.
 
 In the reward, for penalties c_t, divergences D_t and C_t = c_t + D_{t+1} + D_{t+2} + ... to the completion's end,
 
@@ -214,10 +214,9 @@ class Regularized(Measuring):
         )
         _refuse({f"{refused}; set it to 'sum_then_normalize', or place rewards at the end": "sum_then" not in way})
         rewards = (self._scores * weights).nansum(-1).masked_fill(self._scores.isnan().all(-1), torch.nan)
-        scale = torch.full_like(rewards, self._baseline_factor(group))
+        past = earned_before(self._of_all(placed), ~rewards.isnan(), group)
         if self.scale_rewards != "none":
-            scale *= group_scale(self.accelerator.gather(advantages), rewards, group)
-        past = earned_before(self._of_all(placed), ~rewards.isnan(), group) * scale.unsqueeze(-1)
+            past *= group_scale(self.accelerator.gather(advantages), rewards, past, group).unsqueeze(-1)
         return advantages.unsqueeze(-1) - self._own(past, mask) * mask
 
     @torch.no_grad()

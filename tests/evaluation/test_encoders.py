@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from tests.ppo import tiny
 from wpr import pico
 from wpr.errors import OptionError
-from wpr.evaluation.encoders import PACKAGES, SentenceEncoder, WordVectors, load_encoder, package_folder
+from wpr.evaluation.encoders import (
+    PACKAGES,
+    POOLING,
+    SentenceEncoder,
+    WordVectors,
+    load_encoder,
+    package_folder,
+    pooling_file,
+)
 
 
 def test_word_vectors_are_means_of_tokens(tmp_path: Path) -> None:
@@ -42,3 +51,20 @@ def test_a_package_that_is_not_installed() -> None:
         package_folder("no_such_encoder", "pip install x", "1 MB")
     assert package_folder("rich", "", "").name == "rich"
     assert all(command.startswith("pip install") for _, command, _ in PACKAGES.values())
+
+
+def test_the_pooling_of_a_hub_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the cache, as the hub's client keeps it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--some--encoder"
+    path = cached / "snapshots" / ("0" * 40) / POOLING
+    path.parent.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    assert pooling_file("some/encoder") is None
+    assert "is not in the cache" in caplog.text
+    path.write_text("{}")
+    assert pooling_file("some/encoder") == path

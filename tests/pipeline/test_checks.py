@@ -13,7 +13,7 @@ from wpr import pico
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import RecipeError, UserError
 from wpr.evaluation.encoders import PACKAGES
-from wpr.pipeline.checks import check_monitors, check_stage
+from wpr.pipeline.checks import check_monitors, check_scorer, check_stage
 from wpr.runs.folder import RunFolder
 
 RECIPE = """name: small
@@ -88,3 +88,13 @@ def test_trl_trains_no_weights_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         check_stage("ppo/rkl", recipe.policy("rkl"), RunFolder(tmp_path))
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     check_stage("ppo/rkl", recipe.policy("rkl"), RunFolder(tmp_path))
+
+
+def test_the_list_of_words_that_is_at_fault_is_named(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("cat\n")
+    (tmp_path / "bad.txt").write_text("[]\n")
+    text = RECIPE.partition("scorer")[0] + "scorer:\n  WORDS\n  PREFERRED\n  placement: end\n"
+    for words, preferred, line in (("good", "bad", 6), ("bad", "good", 5)):
+        lists = text.replace("WORDS", f"words: {words}.txt").replace("PREFERRED", f"preferred: {preferred}.txt")
+        with pytest.raises(RecipeError, match=rf"line {line}: scorer.kind=words: bad.txt:1: '\[\]' has no letter"):
+            check_scorer(load_recipe(write(lists)))

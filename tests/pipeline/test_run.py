@@ -224,6 +224,46 @@ def test_done_stages_are_skipped(run: Path, trained: Path) -> None:
     assert not [handler for handler in logging.getLogger("wpr").handlers if isinstance(handler, logging.FileHandler)]
 
 
+def test_too_few_prompts_for_a_rollout_are_refused_before_training(tmp_path: Path) -> None:
+    message = r"ppo/\w+: split.ppo=\S+ leaves \d+ prompts for it, fewer than the 640 .* lower ppo.batch_size=640"
+    with pytest.raises(RecipeError, match=message):
+        execute(tiny(tmp_path / "run", "ppo.batch_size=640"), None)
+    assert list(records(tmp_path / "run")) == ["prepare"]
+    with pytest.raises(RecipeError, match="fewer than the 320 of one rollout"):
+        execute(tiny(tmp_path / "run", "ppo.batch_size=640", "ppo.responses_per_prompt=2", "trainer=grpo"), None)
+
+
+def test_an_option_that_prepare_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match=r"prepare.options.sentences is no option of wpr.recipes.tiny:prepare; it has"
+    ):
+        execute(tiny(tmp_path / "run", "prepare.options.sentences=3"), None)
+
+
+def test_a_list_of_words_that_is_gone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.txt").write_text("cat\n")
+    recipe = tiny(run, "train=[rkl]", "reward=null", f"reward.words={tmp_path / 'w.txt'}")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["stages"]["ppo/rkl"] = manifest["stages"]["sft"] | {"inputs": plan(recipe)[-1].inputs}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "w.txt").unlink()
+    with pytest.raises(RunFolderError, match=r"ppo/rkl: scorer.words=\S+w.txt is gone, which it was made with; put it"):
+        execute(recipe, {"ppo"})
+
+
+def test_a_policy_that_is_done_under_another_gold(run: Path) -> None:
+    changes = ["train=[rkl]", "evaluation.gold={kind: copies, of: prompt}"]
+    own = {"gold": {"kind": "words-kept", "of": "prompt"}}
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["stages"]["ppo/rkl"] = manifest["stages"]["sft"] | {"results": {"watched": own}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "ppo" / "rkl" / "model").mkdir(parents=True)
+    said = execute(tiny(run, *changes), {"ppo"}, "keep")
+    assert any("its gold was measured by {'kind': 'words-kept', 'of': 'prompt'}, not by" in line for line in said)
+    said = execute(tiny(run, changes[0], "evaluation.gold={kind: words-kept, of: prompt}"), {"ppo"}, "keep")
+    assert not any("measured by" in line for line in said)
+
+
 def test_settings_without_effect_change_nothing(run: Path) -> None:
     before = records(run)
     execute(tiny(run, "sft.logging_steps=99", "reward.save_steps=99"), {"sft", "reward"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,15 @@ def test_words_of_several_tokens_stay() -> None:
 
 def test_sentences_of_a_file(tmp_path: Path) -> None:
     lines = [*STORY, STORY[0], "Too short.", "no end of a sentence here at all", '"Hello," said the dog to the cat.']
-    rows = rows_of(tmp_path / "a", source=write_lines(tmp_path / "my.txt", lines), instruction="Say: {}")
+    source = write_lines(tmp_path / "my.txt", lines)
+    Path(source).write_bytes(BOM_UTF8 + Path(source).read_bytes())
+    rows = rows_of(tmp_path / "a", source=source, instruction="Say: {}")
     assert [row["source"] for row in rows[::2]] == [row["source"] for row in rows[1::2]] == STORY
     assert [row["prompt"] for row in rows[::2]] == [f"Say: {text}" for text in STORY]
     assert rows[::2] != rows[1::2]  # two copies of each, which differ
-    assert (tmp_path / "a" / "words.txt").read_text().splitlines()[:2] == ["big", "little"]
+    first, *entries = (tmp_path / "a" / "words.txt").read_text().splitlines()
+    assert first.startswith("# The recipe's own list.")
+    assert entries[:2] == ["big", "little"]
     assert (tmp_path / "a" / "model" / "model.safetensors").is_file()
 
 
@@ -86,10 +91,35 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         rewrite.prepare(tmp_path, source="my.csv")
     with pytest.raises(DataError, match="no sentence of 6 to 20 tokens"):
         rewrite.prepare(tmp_path, source=write_lines(tmp_path / "a.txt", ["Short."]))
+    message = "left out: 1 without . ! or . at the end, 1 with a quotation mark, 1 shorter than 6 tokens"
+    with pytest.raises(DataError, match=message):
+        rewrite.prepare(tmp_path, source=write_lines(tmp_path / "a.txt", ["Short.", "no end of it", 'A "b" is c.']))
     with pytest.raises(DataError, match="none.txt cannot be read"):
         rewrite.prepare(tmp_path, source="none.txt")
-    with pytest.raises(DataError, match="noise=1 must lie between 0 and 1"):
-        rewrite.prepare(tmp_path, noise=1)
+    for options, message in (
+        ({"noise": 1}, "noise=1 must lie between 0 and 1"),
+        ({"copies": 0}, "copies=0 must be a whole number, 1 or more"),
+        ({"count": 0}, "count=0 must be a whole number, 1 or more"),
+        ({"longest": 5}, "longest=5 must be a whole number, prepare.options.shortest=6 or more"),
+        ({"instruction": "Rewrite this."}, "instruction='Rewrite this.' must be a text with {} where"),
+        ({"instruction": 3}, "instruction=3 must be a text"),
+        ({"words": "my/words.txt"}, "words=my/words.txt is no list that comes with .*; .* set reward.words=FILE"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rewrite.prepare(tmp_path, **options)
+
+
+def test_no_endless_search_for_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "ROUNDS_WITHOUT_NEW", 0)
+    with pytest.raises(DataError, match="wpr-pico wrote 0 different sentences of 400 to 500 tokens"):
+        rewrite._made(5, 0, load_pico()[1], 400, 500)
+
+
+def test_lines_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_lines(tmp_path / "my.txt", [*STORY, STORY[0], "no end of it"])
+    found = rewrite.prepare(tmp_path, source=source, copies=1)
+    assert found["left_out"] == {"repeated": 1, "without . ! or ? at the end": 1}
+    assert "6 sentences are used; left out: 1 repeated, 1 without" in caplog.text
 
 
 @pytest.mark.parametrize("trainer", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
@@ -110,6 +140,7 @@ def test_the_recipe_runs_on_sentences_and_words_of_one_s_own(tmp_path: Path, tra
     assert process.returncode == 0, error
     assert "words_kept" in printed
     folder = tmp_path / "run"
+    assert (folder / "ppo/rkl/words.txt").read_text() == "happy\nplay\n"
     stages = json.loads((folder / "manifest.json").read_text())["stages"]
     assert len(stages["prepare"]["inputs"]["files"]) == 1
     rows = [json.loads(line) for line in (folder / "ppo/rkl/responses.jsonl").read_text().splitlines()]

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.report.reading import SECTIONS, Page, report, table
 from tests.report.run_folder import write_json, write_lines, write_run
+from wpr.pipeline.results import show_results
 from wpr.report import ReportError, write_report
 
 
@@ -284,3 +286,27 @@ def test_a_large_run_is_cut_down_and_says_so(tmp_path: Path) -> None:
     assert {study["policy"] for study in page.data["studies"]} == {f"p{index}" for index in range(4)}
     assert all(study["cut"] > 0 for study in page.data["studies"])
     assert len(table(tmp_path / "csv/training.csv")) == 1600
+
+
+def test_gold_by_two_settings_is_not_compared(owned: Path) -> None:
+    """A run folder whose policies were measured by two encoders under one name."""
+    manifest = json.loads((owned / "manifest.json").read_text())
+    for policy, encoder in (("rkl", "wordllama"), ("semantic", "minilm"), ("hellinger", "minilm")):
+        watched = {"gold": {"kind": "meaning", "encoder": encoder}}
+        manifest["stages"][f"ppo/{policy}"]["results"] |= {"watched": watched, "gold_win_rate_before": 0.9}
+    write_json(owned / "manifest.json", manifest)
+    page, problems = report(owned)
+    (problem,) = problems
+    assert "gold is not the same score in all policies (rkl by" in problem
+    assert "wordllama" in problem
+    assert "curve-score" in page.ids
+    assert "curve-gold" not in page.ids
+    console = Console(record=True, width=200)
+    show_results({}, owned, console)
+    said = console.export_text()
+    assert "gold is not the same score" in said
+    assert "by score" in said
+    first = (owned / "policies.csv").read_text().splitlines()[0]
+    assert "score" in first
+    assert "gold" not in first
+    assert "gold" not in (owned / "win_rates.csv").read_text()

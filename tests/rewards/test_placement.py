@@ -156,7 +156,7 @@ def test_grpo_follows_the_same_gradient() -> None:
         return (grouped - grouped.mean(-1, keepdim=True)).reshape(-1, 1).expand(-1, LENGTH)
 
     def on_tokens(rewards: Tensor, earned: Tensor) -> Tensor:
-        return trl(rewards, earned) - 0.5 * earned_before(earned, torch.ones(len(rewards), dtype=torch.bool), 2)
+        return trl(rewards, earned) - earned_before(earned, torch.ones(len(rewards), dtype=torch.bool), 2)
 
     for advantages_of in (trl, on_tokens):
         found = expected_gradient(in_pairs(advantages_of, scores, placed))
@@ -177,7 +177,7 @@ def test_what_was_earned_before() -> None:
     placed = torch.tensor([[1.0, 2, 4], [3, 0, 0], [9, 9, 9], [5, 1, 1], [2, 2, 2], [8, 8, 8]])
     known = torch.tensor([True, True, False, True, False, False])
     past = [[0.0, 1, 3], [0, 3, 3]]
-    first = [[own - other for own, other in zip(*rows, strict=True)] for rows in (past, past[::-1])]
+    first = [[(own - other) / 2 for own, other in zip(*rows, strict=True)] for rows in (past, past[::-1])]
     assert earned_before(placed, known, 3).tolist() == [*first, [0.0] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3]
 
 
@@ -186,8 +186,37 @@ def test_the_scale_of_a_group() -> None:
     mean, deviation = 4.0, 3.6
     advantages = ((rewards - mean) / deviation).nan_to_num(0)
     advantages[4:] = 0
-    scale = group_scale(advantages, rewards, 4)
+    past = earned_before(torch.tensor([[1.0, 0], [2, 0], [2, 6], [9, 9], *[[0, 1]] * 4]), ~rewards.isnan(), 4)
+    scale = group_scale(advantages, rewards, past, 4)
     assert scale.tolist() == pytest.approx([1 / 3.6] * 4 + [0.0] * 4)
+
+
+@pytest.mark.parametrize("tail", [0.0, 1e-3])
+def test_tokens_that_differ_more_than_responses_do(tail: float) -> None:
+    """Eight responses of -0.3 each, equal but for rounding or a little more, earned at different tokens."""
+    placed = torch.zeros(8, 4)
+    for row in range(8):
+        placed[row, row % 4] = -0.3
+    rewards = placed.sum(-1) + tail * torch.arange(8)
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)  # as TRL has it
+    past = earned_before(placed, torch.ones(8, dtype=torch.bool), 8)
+    taken = past * group_scale(advantages, rewards, past, 8).unsqueeze(-1)
+    if tail == 0:
+        assert not taken.any()
+    else:
+        assert 1 < float(taken.abs().max()) <= 7 / 8**0.5
+
+
+def test_a_group_with_unscored_responses() -> None:
+    """Two scored ones of four: half of what is still to come, less that of the other."""
+    placed = torch.tensor([[-1.0, 0, 0], [0, -3, 0], [0, 0, 0], [7, 7, 7]])
+    rewards = torch.tensor([-1.0, -3, torch.nan, torch.nan])
+    advantages = (rewards - rewards.nanmean()).nan_to_num(0).unsqueeze(-1)
+    found = advantages - earned_before(placed, ~rewards.isnan(), 4)
+    to_come = placed.flip(1).cumsum(1).flip(1)
+    assert torch.equal(found[0], (to_come[0] - to_come[1]) / 2)
+    assert torch.equal(found[1], -found[0])
+    assert not found[2:].any()
 
 
 @pytest.mark.slow
@@ -213,7 +242,7 @@ def test_less_variance_on_a_language_model() -> None:
     grouped = scores.view(-1, group)
     at_end = (grouped - grouped.mean(-1, keepdim=True)).reshape(-1, 1).expand(-1, length)
     past = earned_before(placed, torch.ones(len(scores), dtype=torch.bool), group)
-    both = (at_end, at_end - (group - 1) / group * past)
+    both = (at_end, at_end - past)
     weight = model.model.layers[-1].mlp.down_proj.weight
     found: list[list[Tensor]] = [[], []]
     for row in range(len(ids)):

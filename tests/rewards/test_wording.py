@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,25 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert WordList(["walk"])(unknown).tolist() == [-1]
 
 
+def test_weights_in_a_mapping_and_entries_that_are_no_text() -> None:
+    assert WordList({"walk": 2.5, "in order to": 2}).score("We walked in order to walk.") == -2.5 - 2 - 2.5
+    with pytest.raises(WordListError, match="entry:2: 3 is no text"):
+        WordList(["walk", 3])  # type: ignore[list-item]
+
+
+def test_accents_that_are_characters_of_their_own() -> None:
+    apart = unicodedata.normalize("NFD", "The café is naïve.")
+    assert WordList(["café", "naïve"]).score(apart) == -2
+    assert WordList(["cafe"]).score(apart) == 0
+    tokens = tokenizer("bytes").encode(apart, add_special_tokens=False)
+    reward = WordList(["cafe", "café = 3"])
+    (placed,) = reward.by_token(completions("bytes", [tokens]))[1].tolist()
+    starts = [reward.score(tokenizer("bytes").decode(tokens[:t])) for t in range(len(tokens) + 1)]
+    assert placed == [after - before for before, after in itertools.pairwise(starts)]
+    assert sum(placed) == -3
+    assert -1 in placed  # cafe, before its accent
+
+
 def test_spelling() -> None:
     british, american = Spelling("british"), Spelling("american")
     text = "The colour of the theater was gray; we organised, analyzed and travelled. Size, program, realist."
@@ -158,6 +179,10 @@ def test_reading_level() -> None:
         ReadingLevel(math.nan)
     with pytest.raises(ValueError, match="textstat has no measure 'grades'"):
         ReadingLevel(6, "grades")
+    with pytest.raises(ValueError, match="grade='6' must be a number"):
+        ReadingLevel("6")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="textstat's set_lang gives None for a text, and no grade"):
+        ReadingLevel(6, "set_lang")
 
 
 def tokens_worth(prompts: Any, responses: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from tests.ppo import tiny as models
 from tests.ppo.test_optimum import bandit_policy
 from tests.trl import tiny
 from tests.trl.test_reward_form import EMBEDDINGS
-from wpr.rewards import RewardError, WordList, WordListError
+from wpr.rewards import Completions, RewardError, WordList, WordListError
 from wpr.trl import GRPOTrainer
 
 WORTH = {token: (-1) ** token * (1 + token % 3) / 2 for token in range(3, 30)}
@@ -79,9 +79,13 @@ def test_advantages_by_their_definition(function: str, scale: str, form: str, tm
     divisor = {"none": torch.ones(2), "group": grouped.std(-1) + 1e-4, "batch": (rewards.std() + 1e-4).expand(2)}[scale]
     for number, row in enumerate(placed):
         group = [other for other in range(number // 4 * 4, number // 4 * 4 + 4) if other != number]
+        past = torch.tensor([[sum(placed[one][:t]) for t in range(mask.shape[1])] for one in (number, *group)])
+        times = 1 / float(divisor[number // 4])
+        most = float(past.std(0).max())
+        taken = min(times, 1 / most) if scale != "none" and most > 0 else times
         for t in range(len(row)):
-            to_come = [float(rewards[one]) - sum(placed[one][:t]) for one in (number, *group)]
-            expected = 0.75 * (to_come[0] - sum(to_come[1:]) / 3) / float(divisor[number // 4])
+            expected = times * float(rewards[number] - grouped[number // 4].mean())
+            expected -= taken * float(past[0, t] - past[:, t].mean())
             assert float(batch["advantages"][number, t]) == pytest.approx(expected, abs=1e-4)
 
 
@@ -168,3 +172,28 @@ def test_training_ends_at_the_optimum(tmp_path: Path, monkeypatch: pytest.Monkey
     print(f"{to_go:.3f} to go, {left:.5f} from the optimum")
     assert to_go > 0.15
     assert left < 0.02
+
+
+def test_a_class_sees_columns_and_prompts(tmp_path: Path) -> None:
+    seen: list[Completions] = []
+
+    class Own:
+        name = "own"
+
+        def __call__(self, completions: Completions) -> torch.Tensor:
+            return self.by_token(completions)[0]
+
+        def by_token(self, completions: Completions) -> tuple[torch.Tensor, torch.Tensor]:
+            seen.append(completions)
+            return torch.zeros(len(completions)), completions.placed([[]] * len(completions))
+
+    rows = Dataset.from_list([{"prompt": "w3 w4", "answer": f"a{row}"} for row in range(8)])
+    trainer = tiny.trainer(tmp_path, parts={"reward_funcs": Own(), "train_dataset": rows}, **SETTINGS)
+    batch = trainer._generate_and_score_completions([rows[0]] * 4 + [rows[1]] * 4)
+    (given,) = seen
+    assert given.columns["answer"] == ["a0"] * 4 + ["a1"] * 4
+    assert "trainer_state" in given.trainer
+    for row, tokens in enumerate(given.response_ids or []):
+        whole = [*batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist(), *tokens]
+        assert given.input_ids[row][given.attention_mask[row].bool()].tolist() == whole
+        assert int(given.last[row]) == len(whole) - 1

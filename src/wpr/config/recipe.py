@@ -167,6 +167,14 @@ class EvaluationSettings:
         gold = MonitorSettings("function", function=self.gold) if isinstance(self.gold, str) else self.gold
         return ({} if gold is None else {GOLD: gold}) | self.monitors
 
+    @property
+    def watched_settings(self) -> dict[str, dict[str, Any]]:
+        """What is watched as plain values, which a policy's results record: scores of one name may differ in them."""
+        return {
+            name: {key: value for key, value in dataclasses.asdict(own).items() if value is not None}
+            for name, own in self.watched.items()
+        }
+
 
 @dataclass
 class SweepSettings:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ PACKAGES = {
 """Encoders that come as data of a package: its module, how it is installed, and what it takes to download. The first
 names sentence-transformers as a dependency, of which nothing is needed here.
 """
+
+logger = logging.getLogger(__name__)
+
+POOLING = "1_Pooling/config.json"
+"""Where an encoder of sentence-transformers says which of its tokens' vectors make that of a text."""
 
 TextEncoder = Callable[[Sequence[str]], Tensor]
 """Texts to unit vectors ``(B, H)``."""
@@ -115,6 +121,23 @@ class ContextualEncoder:
         return found, cut
 
 
+def pooling_file(name: str) -> Path | None:
+    """Where a folder or hub name of an encoder says how it pools; None where it does not."""
+    if Path(name).is_dir():
+        path = Path(name) / POOLING
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, POOLING))
+    except LocalEntryNotFoundError:  # it may be on the hub
+        logger.warning("%s: %s is not in the cache and the hub is not reached: tokens are averaged", name, POOLING)
+    except EntryNotFoundError:
+        pass
+    return None
+
+
 @dataclass(frozen=True)
 class SentenceEncoder:
     """A model that gives a text one unit vector: the mean of its tokens' vectors, or the first one's where the folder
@@ -131,8 +154,8 @@ class SentenceEncoder:
             encoder = ContextualEncoder.from_pretrained(folder, device=device)
         except ValueError as error:
             raise OptionError(str(error)) from None
-        path = Path(folder) / "1_Pooling" / "config.json"
-        pooling = json.loads(path.read_text()) if path.is_file() else {}
+        path = pooling_file(folder)
+        pooling = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
         first = bool(pooling.get("pooling_mode_cls_token"))
         if pooling and not first and not pooling.get("pooling_mode_mean_tokens"):
             raise OptionError(

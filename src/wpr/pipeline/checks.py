@@ -15,6 +15,7 @@ from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model, load_tokenizer
 from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
 from wpr.pipeline.ppo import make_scorer
+from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.ppo.metrics import is_reserved
 from wpr.regularizers.spec import RegularizerSpec
@@ -64,6 +65,24 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
         check_scorer(recipe)
 
 
+def check_prompts(name: str, recipe: Recipe, folder: RunFolder, data: RecipeData) -> None:
+    """Refuse a policy whose prompts, before any is left out for its length, are fewer than those of one rollout."""
+    arguments = device_arguments() | trainer_arguments(recipe, "ppo", folder.stage(name), process_count(), has_bf16())
+    config = make_config("ppo", arguments)
+    wanted = config.prompts_per_device * process_count()
+    if recipe.trainer != "ppo":
+        theirs = make_trl_config(recipe, config, arguments)
+        wanted = theirs.generation_batch_size // theirs.num_generations
+    rows = data.split.ppo
+    found = len(rows) if recipe.data.fidelity == "released" else len({row.prompt_digest() for row in rows})
+    if found < wanted:
+        size = config.per_device_train_batch_size * config.gradient_accumulation_steps * process_count()
+        raise RecipeError(
+            f"{name}: split.ppo={recipe.split.ppo:g} leaves {found} prompts for it, fewer than the {wanted} of one "
+            f"rollout; lower ppo.batch_size={size}, raise split.ppo, or use more rows (data.source)"
+        )
+
+
 def check_scorer(recipe: Recipe) -> None:
     """Make a scorer that is no model; refuse words that the model's tokenizer cannot spell."""
     files = (recipe.scorer.words, recipe.scorer.preferred)
@@ -74,8 +93,9 @@ def check_scorer(recipe: Recipe) -> None:
         if hasattr(scorer, "check_tokenizer") and "{prepare}" not in recipe.model.name:
             scorer.check_tokenizer(load_tokenizer(recipe.model.name, recipe.model.revision))
     except (RewardError, TypeError, ValueError) as error:
-        set_here = [f"scorer.{name}" for name in recipe.scorer.wording] or ["scorer.kind"]
-        where = f"{recipe.source.where(set_here[-1])}: " if recipe.source is not None else ""
+        rules = {name: str(value) for name, value in recipe.scorer.wording.items() if name != "placement"}
+        blamed = [name for name, value in rules.items() if value in str(error)] or [*rules, "kind"]
+        where = f"{recipe.source.where(f'scorer.{blamed[0]}')}: " if recipe.source is not None else ""
         raise RecipeError(f"{where}scorer.kind={recipe.scorer.kind}: {error}") from None
 
 

@@ -58,6 +58,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     names = prompt_names(stage, rows.encoder)
     stops = sorted({rows.encoder.end_id, tokenizer.eos_token_id})  # what SFT taught completions to end with
     args = stage.config(stop_token_ids=stops)
+    keep_word_lists(recipe.scorer, stage.folder)
     set_seed(args.seed)  # a new head's weights are drawn from here
     trainer = make_trainer(stage, args, rows.train, held_out, tokenizer)
     checkpoint = usable_checkpoint(stage.checkpoints)
@@ -66,6 +67,7 @@ def train_ppo(stage: Stage) -> dict[str, Any]:
     start = StartingPoint(trainer, stage.folder / BEFORE, names)
     trainer.add_callback(start)
     results: dict[str, Any] = {"prompts": len(rows.train), "held_out_prompts": len(held_out)}
+    results["watched"] = recipe.evaluation.watched_settings
     if recipe.trainer == "ppo":
         trainer.add_callback(MetricsFile(stage.folder / "metrics.jsonl"))
         trainer.add_callback(WarmupCheck(stage.name))
@@ -163,6 +165,13 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
 
     assert reward_model is not None
     return RewardModel.from_pretrained(reward_model)
+
+
+def keep_word_lists(settings: ScorerSettings, folder: Path) -> None:
+    """Copies of the lists that a policy is trained on, ``words.txt`` and ``preferred.txt``: files may change later."""
+    for name, path in {"words": settings.words, "preferred": settings.preferred}.items():
+        if path is not None and is_main_process():
+            write_atomically(folder / f"{name}.txt", Path(path).expanduser().read_text(encoding="utf-8-sig"))
 
 
 def prompt_names(stage: Stage, encoder: Encoder) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wpr.config.functions import import_function
@@ -22,7 +24,9 @@ def prepare(stage: Stage) -> dict[str, Any]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     source = {} if settings.data is None else {"source": stage.recipe.data.source}
-    found = function(partial, seed=stage.recipe.seed, **source, **settings.options)
+    given = {"seed": stage.recipe.seed} | source
+    check_options(function, settings.options, given)
+    found = function(partial, **given, **settings.options)
     if settings.data is not None and not (partial / settings.data).is_file():
         raise RecipeError(
             f"prepare.data={settings.data}: {settings.function} made no such file; name one that it makes"
@@ -32,3 +36,17 @@ def prepare(stage: Stage) -> dict[str, Any]:
     partial.rename(stage.folder)
     wait_for_everyone()
     return dict(found or {})
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse options that the function does not take, or that it is ``given`` anyway."""
+    parameters = inspect.signature(function).parameters.values()
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = [one.name for one in list(parameters)[1:] if one.kind in by_name and one.name not in given]
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    for name in options:
+        if name in given or not (takes_all or name in known):
+            raise RecipeError(
+                f"prepare.options.{name} is no option of {function.__module__}:{function.__name__}; it has "
+                f"{', '.join(known) or 'none'}"
+            )

@@ -46,12 +46,15 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
     if any(stage.startswith("ppo/") for stage in done):
         problems = Problems()
         (run,) = read_runs([folder], problems)
-        rows = comparison(done, run.monitors)
+        # Without what cannot be compared.
+        own = {f"ppo/{policy.own_name}": policy.results for policy in run.policies}
+        rows = comparison({stage: own.get(stage, found) for stage, found in done.items()}, run.monitors)
         write_atomically(folder / "policies.csv", as_csv(rows))
         policies = [row["policy"] for row in rows]
         metrics = {policy.own_name: policy.lines for policy in run.policies if policy.own_name in policies}
         write_atomically(folder / "curves.svg", policy_curves(metrics))
-        for problem in problems.of("metrics.jsonl"):
+        mixed = [problem for problem in problems.of("manifest.json") if "not the same score" in problem.what]
+        for problem in (*problems.of("metrics.jsonl"), *mixed):
             console.print(f"Note: {problem}", soft_wrap=True, markup=False)
         console.print(_policy_table(rows))
         _show_win_rates(run, console)

@@ -131,6 +131,7 @@ class Run:
         self.say = say if is_main_process() else lambda text: None
         self._data: RecipeData | None = None
         self._facts_are_written = False
+        self._policies: list[PlannedStage] = []
 
     def execute(self, stages: list[PlannedStage], only: set[str] | None = None) -> dict[str, dict[str, Any]]:
         """Bring every stage to done, ``only`` these kinds if given; results by stage. Stages that are done are skipped;
@@ -142,6 +143,7 @@ class Run:
                 stage.name: only is None or stage.name.partition("/")[0] in only or stage.name == "prepare"
                 for stage in stages
             }
+            self._policies = [stage for stage in stages if asked[stage.name] and stage.name.startswith("ppo/")]
             with self._explaining():
                 self._check([stage for stage in stages if asked[stage.name]])
                 for stage in stages:
@@ -173,9 +175,31 @@ class Run:
             if record is not None and self.on_change == "refuse":
                 own = {key: value for key, value in record.inputs.items() if key in stage.inputs}
                 if own != stage.inputs:
+                    self._refuse_gone(stage)
                     self._changed(stage, record, record.inputs | stage.inputs)
             if record is None or record.status != "done":
                 check_stage(stage.name, stage.recipe, self.folder)
+
+    def _refuse_gone(self, stage: PlannedStage) -> None:
+        """Say of a policy's list of words that it is gone, instead of that its content is another."""
+        scorer = stage.recipe.scorer
+        lists = {"words": scorer.words, "preferred": scorer.preferred} if stage.name.startswith("ppo/") else {}
+        for name, path in lists.items():
+            if path is not None and "{prepare}" not in path and not Path(path).expanduser().is_file():
+                raise RunFolderError(
+                    f"{stage.name}: scorer.{name}={path} is gone, which it was made with; put it back ("
+                    f"{self.folder.stage(stage.name)} may have a copy, {name}.txt), or go on with what is there "
+                    "(--on-change keep)"
+                )
+
+    def _check_prompts(self) -> None:
+        """Refuse, before anything is trained, policies that are still to come and have fewer prompts than a rollout."""
+        from wpr.pipeline.checks import check_prompts
+
+        for stage in self._policies:
+            record = self.folder.record(stage.name)
+            if record is None or record.status != "done":
+                check_prompts(stage.name, stage.recipe, self.folder, self.data)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -219,6 +243,13 @@ class Run:
             record = self._changed(stage, record, inputs)
         if record is not None and record.status == "done":
             self.say(f"{stage.name}: done before ({record.seconds:.0f} s)")
+            watched = stage.recipe.evaluation.watched_settings
+            for name, own in record.results.get("watched", {}).items():
+                if name in watched and watched[name] != own:
+                    self.say(
+                        f"{stage.name}: its {name} was measured by {own}, not by {watched[name]}; for the other one "
+                        "use another folder (output=...)"
+                    )
             return record.results
         if not asked:
             return None
@@ -303,6 +334,8 @@ class Run:
         )
 
     def _train(self, stage: PlannedStage, record: StageRecord) -> dict[str, Any]:
+        if stage.name != "prepare":
+            self._check_prompts()
         again = record.status != "running" or bool(record.started)
         self.say(f"{stage.name}: {'going on' if again else 'starting'}")
         record.status, record.error = "running", None

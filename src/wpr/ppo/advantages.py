@@ -101,28 +101,36 @@ def beyond_the_others(values: Tensor, present: Tensor, group: int) -> Tensor:
 
 
 def earned_before(placed: Tensor, scored: Tensor, group: int) -> Tensor:
-    """What a response earned before each of its tokens ``(B, T)``, less the mean of its group's others.
+    """What a response earned before each of its tokens ``(B, T)``, less the mean of that over its group.
 
     placed: ``(B, T)`` rewards of tokens, 0 on padding: after its end a response has earned all of them. scored:
-        ``(B,)`` responses without a score are 0 here and no others to anyone. A response without others is 0, too.
-        group: as in `beyond_the_others`.
+        ``(B,)`` responses without a score are 0 here, and no part of the mean. group: as in `beyond_the_others`.
 
-    A group's advantage less this is what is still to come, less the mean of that over the others (0 after their end).
-    What was earned before depends on earlier tokens alone: taking it off leaves the expectation of the policy gradient
-    as it is.
+    GRPO's advantage less this is what is still to come, less the group's mean of that (0 after the end). Of m scored
+    responses, it is (m - 1) / m of what `beyond_the_others` would give, as GRPO's advantage is. What was earned before
+    depends on earlier tokens alone: taking it off leaves the expectation of the policy gradient as it is.
     """
-    past = placed.cumsum(-1) - placed
-    there = scored.to(past.dtype).unsqueeze(-1).expand_as(past)
-    alone = there.reshape(-1, group, past.shape[-1]).sum(1, keepdim=True).expand(-1, group, -1).reshape(past.shape) < 2
-    return beyond_the_others(past, there, group).masked_fill(alone, 0)
+    past = (placed.cumsum(-1) - placed).reshape(-1, group, placed.shape[-1])
+    there = scored.to(past.dtype).view(-1, group, 1)
+    mean = (past * there).sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)
+    return ((past - mean) * there).reshape(placed.shape)
 
 
-def group_scale(advantages: Tensor, rewards: Tensor, group: int) -> Tensor:
-    """What rewards ``(B,)``, less their group's mean, were multiplied by to become these advantages ``(B,)``; 0 for a
-    group of equal rewards. Rewards that are NaN do not count. group: as in `beyond_the_others`.
+def group_scale(advantages: Tensor, rewards: Tensor, past: Tensor, group: int) -> Tensor:
+    """What ``past`` ``(B, T)``, of `earned_before`, is multiplied by ``(B,)`` before advantages ``(B,)`` lose it.
+
+    It is what rewards ``(B,)``, less their group's mean, were multiplied by to become the advantages; 0 for a group of
+    rewards that are equal but for rounding. Where responses earned so far differ more than whole ones do, that can be
+    any number: there it is 1 / deviation of what was earned so far, at the token where that is largest. So nothing
+    larger is taken off than the (m - 1) / sqrt(m) that an advantage of m responses can be. Rewards that are NaN do not
+    count. group: as in `beyond_the_others`.
     """
     own, made = rewards.view(-1, group), advantages.view(-1, group)
-    spread = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0).square().sum(-1)
-    made = made.masked_fill(own.isnan(), 0).square().sum(-1)
-    scale = torch.where(spread > 0, made / spread.clamp_min(1e-30), torch.zeros_like(spread)).sqrt()
-    return scale.repeat_interleave(group)
+    rounding = 16 * torch.finfo(rewards.dtype).eps * own.nan_to_num(0).abs().amax(-1)
+    beyond = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0)
+    spread, made = (values.square().sum(-1) for values in (beyond, made.masked_fill(own.isnan(), 0)))
+    equal = beyond.abs().amax(-1) <= rounding
+    scale = (made / spread.masked_fill(equal, 1)).sqrt().masked_fill(equal, 0)
+    degrees = (~own.isnan()).sum(-1, keepdim=True) - 1
+    deviation = (past.view(*own.shape, -1).square().sum(1) / degrees.clamp(min=1)).sqrt().amax(-1)
+    return torch.minimum(scale, 1 / deviation).repeat_interleave(group)

@@ -11,8 +11,10 @@ where neither is named, from stories that wpr-pico writes. Everything is drawn f
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,19 @@ from wpr.recipes.quickstart import sample
 from wpr.recipes.quickstart_gold import ENDING, load_pico, sentences
 from wpr.transport.progress import progress_bar
 
+logger = logging.getLogger(__name__)
+
 STORY_TOKENS = 120
 STORIES_AT_ONCE = 256
+ROUNDS_WITHOUT_NEW = 20
+"""After so many, no more sentences are expected."""
 BATCH = 128
 WORD_START = ("Ġ", "▁")
 """What tokenizers mark the first token of a word with, where a space is before it."""
+
+SHIPPED = (
+    "# The recipe's own list. Where scorer.words names another, policies avoid that: see words.txt in their folders."
+)
 
 
 def prepare(
@@ -49,41 +59,73 @@ def prepare(
     words: str = "rewrite-words.txt",
 ) -> dict[str, Any]:
     """Write ``pairs.jsonl`` (prompt, completion, source) to ``folder``; ``words.txt``, the list that the recipe forbids
-    if it is not told another; and ``model/``, if the model is wpr-pico.
+    if it is not told another, which it says; and ``model/``, if the model is wpr-pico.
 
     source: a file of sentences, one per line; or what `wpr.data` reads, by its ``format``. model: that draws words, and
     whose tokens are counted; null: wpr-pico. count: sentences at most. copies: of each, which differ. noise: share of
     words that are drawn again. shortest, longest: tokens of a sentence. instruction: the prompt, with the sentence for
     ``{}``. words: a shipped list.
     """
-    if not 0 < noise < 1:
-        raise DataError(f"prepare.options.noise={noise} must lie between 0 and 1, both excluded")
+    listed = _check_options(count, copies, noise, shortest, longest, instruction, words)
     language_model, tokenizer = load_pico() if model is None else _load(model)
-    found = (
-        _made(count, seed, tokenizer, shortest, longest)
-        if source is None and format is None
-        else _fitting(_read(source, format), tokenizer, shortest, longest)
-    )
-    if not found:
-        raise DataError(
-            f"data.source={source} has no sentence of {shortest} to {longest} tokens; raise prepare.options.longest, "
-            "or name a file with one sentence per line"
-        )
+    left_out: Counter[str] = Counter()
+    if source is None and format is None:
+        found = _made(count, seed, tokenizer, shortest, longest)
+    else:
+        found = _fitting(_read(source, format), tokenizer, shortest, longest, left_out)
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
+        if not found:
+            raise DataError(
+                f"data.source={source} has no sentence of {shortest} to {longest} tokens that ends with . ! or ? and "
+                f"has no quotation mark (left out: {reasons or 'nothing, it is empty'}); write one sentence per line, "
+                "or change prepare.options.shortest and longest"
+            )
+        if left_out:
+            logger.warning("prepare: %d sentences are used; left out: %s", len(found), reasons)
     repeated = [text for text in found[:count] for _ in range(copies)]
     completions, replaced = noisy_copies(repeated, language_model, tokenizer, noise, seed)
     rows = [
-        {"prompt": instruction.format(text), "completion": completion, "source": text}
+        {"prompt": instruction.replace("{}", text), "completion": completion, "source": text}
         for text, completion in zip(repeated, completions, strict=True)
     ]
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    shutil.copyfile(Path(__file__).with_name(words), folder / "words.txt")
+    (folder / "words.txt").write_text(f"{SHIPPED}\n{listed}", encoding="utf-8")
     (folder / "pairs.jsonl").write_text("".join(lines), encoding="utf-8")
     if model is None:
         from wpr import pico
 
         shutil.copytree(pico.path(), folder / "model", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
     exact = sum(row["completion"] == row["source"] for row in rows)
-    return {"sentences": len(rows) // copies, "words_replaced": replaced, "exact_copies": exact / len(rows)}
+    return {
+        "sentences": len(rows) // copies,
+        "left_out": dict(left_out),
+        "words_replaced": replaced,
+        "exact_copies": exact / len(rows),
+    }
+
+
+def _check_options(
+    count: int, copies: int, noise: float, shortest: int, longest: int, instruction: str, words: str
+) -> str:
+    """Refuse options that make no pairs; the shipped list of words."""
+    place = "prepare.options."
+    if not 0 < noise < 1:
+        raise DataError(f"{place}noise={noise} must lie between 0 and 1, both excluded")
+    for name, value in {"count": count, "copies": copies, "shortest": shortest}.items():
+        if not isinstance(value, int) or value < 1:
+            raise DataError(f"{place}{name}={value} must be a whole number, 1 or more")
+    if not isinstance(longest, int) or longest < shortest:
+        raise DataError(f"{place}longest={longest} must be a whole number, {place}shortest={shortest} or more")
+    if not isinstance(instruction, str) or "{}" not in instruction:
+        raise DataError(f"{place}instruction={instruction!r} must be a text with {{}} where the sentence goes")
+    folder = Path(__file__).parent
+    shipped = sorted(path.name for path in folder.glob("*words.txt"))
+    if words not in shipped:
+        raise DataError(
+            f"{place}words={words} is no list that comes with this package ({', '.join(shipped)}); for one of your own "
+            "set reward.words=FILE"
+        )
+    return (folder / words).read_text(encoding="utf-8")
 
 
 def noisy_copies(texts: Sequence[str], model: Any, tokenizer: Any, noise: float, seed: int) -> tuple[list[str], float]:
@@ -151,13 +193,21 @@ def _replace(
 def _made(count: int, seed: int, tokenizer: Any, shortest: int, longest: int) -> list[str]:
     """Different sentences of stories that wpr-pico writes, so many at least."""
     found: dict[str, None] = {}
-    part, at_once = 0, min(STORIES_AT_ONCE, max(8, count // 4))
+    part, at_once, last_new = 0, min(STORIES_AT_ONCE, max(8, count // 4)), 0
     while len(found) < count:
+        if part - last_new > ROUNDS_WITHOUT_NEW:
+            raise DataError(
+                f"wpr-pico wrote {len(found)} different sentences of {shortest} to {longest} tokens, and none in the "
+                f"last {part - last_new} of {part} rounds; lower prepare.options.count={count}, or allow more lengths "
+                "(prepare.options.shortest, longest)"
+            )
+        before = len(found)
         stories = sample([""] * at_once, STORY_TOKENS, seed, part, f"stories, {len(found)} sentences so far")
         found |= dict.fromkeys(
             _fitting((text for story in stories for text in sentences(story)), tokenizer, shortest, longest)
         )
         part += 1
+        last_new = part if len(found) > before else last_new
     return list(found)
 
 
@@ -165,7 +215,7 @@ def _read(source: str | list[str] | None, format: str | None) -> list[str]:
     """The sentences of a file with one per line, or those of a dataset's responses."""
     if isinstance(source, str) and source.lower().endswith(".txt"):
         try:
-            return Path(source).expanduser().read_text(encoding="utf-8").splitlines()
+            return Path(source).expanduser().read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"data.source={source} cannot be read ({error}); name a text file in UTF-8") from None
     if format is None:
@@ -177,14 +227,29 @@ def _read(source: str | list[str] | None, format: str | None) -> list[str]:
     return [text for row in corpus.rows if row.chosen for line in row.chosen.splitlines() for text in sentences(line)]
 
 
-def _fitting(texts: Iterable[str], tokenizer: Any, shortest: int, longest: int) -> list[str]:
-    """Different texts of the right length that end as a sentence does and quote nobody."""
-    clean = (re.sub(r"\s+", " ", text).strip() for text in texts)
-    different = [text for text in dict.fromkeys(clean) if re.search(ENDING, text) and '"' not in text]
-    if not different:
-        return []
-    lengths = map(len, tokenizer(different, add_special_tokens=False)["input_ids"])
-    return [text for text, length in zip(different, lengths, strict=True) if shortest <= length <= longest]
+def _fitting(
+    texts: Iterable[str], tokenizer: Any, shortest: int, longest: int, left_out: Counter[str] | None = None
+) -> list[str]:
+    """Different texts of the right length that end as a sentence does and quote nobody; ``left_out`` counts the others,
+    by the reason.
+    """
+    counts = Counter[str]() if left_out is None else left_out
+    clean = [text for text in (re.sub(r"\s+", " ", text).strip() for text in texts) if text]
+    different, kept = list(dict.fromkeys(clean)), []
+    counts["repeated"] += len(clean) - len(different)
+    for text in different:
+        if not re.search(ENDING, text):
+            counts["without . ! or ? at the end"] += 1
+        elif '"' in text:
+            counts["with a quotation mark"] += 1
+        else:
+            kept.append(text)
+    lengths = list(map(len, tokenizer(kept, add_special_tokens=False)["input_ids"])) if kept else []
+    counts[f"shorter than {shortest} tokens"] += sum(length < shortest for length in lengths)
+    counts[f"longer than {longest} tokens"] += sum(length > longest for length in lengths)
+    for reason in [reason for reason, number in counts.items() if not number]:
+        del counts[reason]
+    return [text for text, length in zip(kept, lengths, strict=True) if shortest <= length <= longest]
 
 
 def _load(model: str) -> tuple[Any, Any]:

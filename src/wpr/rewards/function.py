@@ -124,22 +124,38 @@ class TRLFunction:
         """Scores of completions, by the keywords `KEYWORDS` and the dataset's columns."""
         self.placed = None
         if isinstance(self.function, TokenReward):
-            return self._split(self.function, given)
+            return self._split(self.function, given, list(map(self._prompt_ids, given["prompts"])))
         scores = self.function(**given)
         if not any(isinstance(score, list | tuple) for score in scores):
             return scores
-        return self._split(FunctionReward(lambda completions, **_: scores, _name(self.function)), given)
+        return self._split(
+            FunctionReward(lambda completions, **_: scores, _name(self.function)), given, [[]] * len(scores)
+        )
 
-    def _split(self, reward: TokenReward, given: Mapping[str, Any]) -> list[float | None]:
-        """Sums, for TRL; tokens' numbers are kept."""
+    def _split(
+        self, reward: TokenReward, given: Mapping[str, Any], before: Sequence[Sequence[int]]
+    ) -> list[float | None]:
+        """Sums, for TRL; tokens' numbers are kept. before: tokens of the prompts."""
         tokens = given["completion_ids"]
-        texts, (ids, mask) = self.tokenizer.batch_decode(tokens, skip_special_tokens=True), pad(tokens)
+        texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        ids, mask = pad([[*prompt, *row] for prompt, row in zip(before, tokens, strict=True)])
         scores, self.placed = reward.by_token(
             Completions(
-                given["prompts"], texts, ids, mask, mask.sum(-1) - 1, response_ids=tokens, tokenizer=self.tokenizer
+                given["prompts"], texts, ids, mask, mask.sum(-1) - 1,
+                columns={name: column for name, column in given.items() if name not in KEYWORDS},
+                response_ids=tokens,
+                trainer={name: given[name] for name in KEYWORDS[3:] if name in given},
+                tokenizer=self.tokenizer,
             )
-        )
+        )  # fmt: skip
         return [None if math.isnan(score) else score for score in scores.tolist()]
+
+    def _prompt_ids(self, prompt: Any) -> list[int]:
+        """Tokens of a prompt as TRL's trainers make them: of text, or of chat messages by the template."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        made = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+        return list(made["input_ids"])
 
 
 def for_trl(functions: Sequence[Any], tokenizer: Any) -> list[Any]:

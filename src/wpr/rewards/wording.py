@@ -6,7 +6,7 @@ Each is a `TokenReward`, and a reward function of TRL's trainers too. docs/rewar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ FOREIGN = 1.5
 SHOWN = 5
 """Entries that an error names."""
 
-Source = str | Path | Iterable[str]
+Source = str | Path | Iterable[str] | Mapping[str, float]
 Placement = Literal["token", "end"]
 
 
@@ -81,7 +81,8 @@ class Wording:
 class WordList(Wording):
     """Minus the weights of a response's forbidden words, plus those of its preferred ones; every occurrence counts.
 
-    forbidden, preferred: files of entries, or the entries themselves (`wpr.rewards.words`); either may be left out.
+    forbidden, preferred: files of entries, or the entries themselves (`wpr.rewards.words`), or a mapping from entries
+        to weights; either may be left out.
     placement: ``token``: what a word is worth lands on the token that completes it; ``end``: on the end of the
         response.
 
@@ -217,8 +218,8 @@ class ReadingLevel(Wording):
     name = "reading_level"
 
     def __init__(self, grade: float, measure: str = "automated_readability_index") -> None:
-        if not math.isfinite(grade):
-            raise ValueError(f"grade={grade} must be a number: a US school grade, such as 6")
+        if isinstance(grade, bool) or not isinstance(grade, int | float) or not math.isfinite(grade):
+            raise ValueError(f"grade={grade!r} must be a number: a US school grade, such as 6")
         try:
             import textstat
         except ModuleNotFoundError as error:
@@ -231,12 +232,19 @@ class ReadingLevel(Wording):
             )
         self._grade_of = found
         try:
-            found("A word.")
+            tried = found("A word.")
         except LookupError:
             raise RewardError(
                 f"textstat's {measure} counts syllables by a dictionary that it could not download; run `python -m "
                 "nltk.downloader cmudict`, or use automated_readability_index"
             ) from None
+        except Exception as error:
+            tried = error
+        if isinstance(tried, bool) or not isinstance(tried, int | float):
+            raise ValueError(
+                f"textstat's {measure} gives {tried!r} for a text, and no grade; use automated_readability_index or "
+                "coleman_liau_index"
+            )
 
     def score(self, text: str) -> float:
         return min(0.0, self.grade - float(self._grade_of(text)))

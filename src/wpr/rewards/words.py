@@ -1,7 +1,8 @@
 """Words of a text, and lists of words to look them up in.
 
-A word is a run of letters and digits, with apostrophes inside it (`don't`); everything else separates words, hyphens
-too. Scripts that are written without spaces between words (Chinese, Japanese, Thai, ...) have no words here.
+A word is a run of letters and digits and their combining marks, with apostrophes inside it (`don't`); everything else
+separates words, hyphens too. Scripts that are written without spaces between words (Chinese, Japanese, Thai, ...) have
+no words here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,20 @@ UNSPACED = (
 """Thai, Lao, Myanmar, Khmer, Japanese kana, Han."""
 CURLY = "\u2019"
 """The apostrophe of typographers."""
-WORD = re.compile(rf"[^\W_{UNSPACED}]+(?:['{CURLY}][^\W_{UNSPACED}]+)*")
+
+
+def _marks() -> str:
+    """Combining marks, as ranges of a character class: accents, vowel signs (Hindi, Bengali, vocalised Arabic)."""
+    unspaced = re.compile(f"[{UNSPACED}]")
+    every = (code for code in range(0x300, 0x20000) if unicodedata.category(chr(code))[0] == "M")
+    marks = {code for code in every if not unspaced.match(chr(code))}
+    starts, ends = (sorted(mark for mark in marks if mark + step not in marks) for step in (-1, 1))
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in zip(starts, ends, strict=True))
+
+
+RUN = rf"[^\W_{UNSPACED}]+(?:[{_marks()}]+[^\W_{UNSPACED}]*)*"
+"""Letters and digits, with the marks on them."""
+WORD = re.compile(rf"{RUN}(?:['{CURLY}]{RUN})*")
 JOINT = re.compile(r"\s+|[-\u2010\u2011]")
 """What may stand between two words of a phrase."""
 VOWELS = "aeiou"
@@ -36,8 +50,8 @@ def find_words(text: str) -> Iterator[re.Match[str]]:
 
 
 def folded(word: str) -> str:
-    """A word as it is compared: without case, with straight apostrophes."""
-    return word.casefold().replace(CURLY, "'")
+    """A word as it is compared: without case, with straight apostrophes, accents as one character with their letter."""
+    return unicodedata.normalize("NFC", word.casefold().replace(CURLY, "'"))
 
 
 def inflections(word: str) -> set[str]:
@@ -137,8 +151,10 @@ def _with_weight(text: str, place: str) -> tuple[str, float]:
     return written.strip(), weight
 
 
-def read_entries(source: str | Path | Iterable[str]) -> list[Entry]:
-    """Entries of a file (UTF-8; one per line; `#` begins a comment) or of an iterable of lines."""
+def read_entries(source: str | Path | Iterable[str] | Mapping[str, float]) -> list[Entry]:
+    """Entries of a file (UTF-8; one per line; `#` begins a comment), of an iterable of lines, or of a mapping from
+    entries to weights.
+    """
     if isinstance(source, str | Path):
         path, name = Path(source).expanduser(), str(source)
         try:
@@ -148,7 +164,12 @@ def read_entries(source: str | Path | Iterable[str]) -> list[Entry]:
         except OSError as error:
             raise WordListError(f"{name} cannot be read: {error.strerror or error}") from None
     else:
+        if isinstance(source, Mapping):
+            source = [f"{entry}={weight}" for entry, weight in source.items()]
         lines, name = list(source), "entry"
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line, str):
+                raise WordListError(f"entry:{number}: {line!r} is no text; an entry is a word, or several")
     kept = [(f"{name}:{number}", re.sub(r"(^|\s)#.*", "", line)) for number, line in enumerate(lines, 1)]
     entries = [Entry.parse(line.strip(), place) for place, line in kept if line.strip()]
     if not entries:

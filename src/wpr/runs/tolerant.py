@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ def read_run(path: Path, problems: Problems) -> RunRecord | None:
     for name in _policy_names(run):
         run.policies.append(_read_policy(run, name, problems))
     _note_stages(run, problems)
+    _leave_out_mixed(run, problems)
     return run
 
 
@@ -185,6 +186,39 @@ def _responses(path: Path, problems: Problems, remedy: str) -> list[Response]:
         named = {"prompt_id": as_text(row.get("prompt_id")), "prompt": row.get("prompt") or ""}
         found[row["number"]] = Response.from_values(known | named)
     return [found[number] for number in sorted(found)]
+
+
+def _leave_out_mixed(run: RunRecord, problems: Problems) -> None:
+    """Forget scores that policies of the run watched under one name and other settings: nothing compares them."""
+    settings: dict[str, dict[str, list[str]]] = {}
+    for policy in run.policies:
+        for name, own in mapping(policy.results.get("watched")).items():
+            settings.setdefault(name, {}).setdefault(json.dumps(own, sort_keys=True), []).append(policy.own_name)
+    for name, users in settings.items():
+        if len(users) < 2:
+            continue
+        told = "; ".join(f"{', '.join(policies)} by {own}" for own, policies in users.items())
+        problems.add(
+            run.path / "manifest.json",
+            f"{name} is not the same score in all policies ({told}), so it is left out of tables and comparisons",
+            f"train them with one evaluation.{'' if name == 'gold' else 'monitors.'}{name}, in a folder of their own",
+        )
+        names = {name, f"{name}_win_rate_before", f"{name}_win_rate_before_interval"}
+        for policy in run.policies:
+            policy.results = _without(policy.results, names) | {
+                moment: _without(mapping(policy.results[moment]), names)
+                for moment in ("before", "after")
+                if moment in policy.results
+            }
+            policy.lines = [_without(line, names) for line in policy.lines]
+            policy.responses, policy.before = (
+                [replace(row, measures=_without(row.measures, names)) for row in rows]
+                for rows in (policy.responses, policy.before)
+            )
+
+
+def _without(values: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _note_stages(run: RunRecord, problems: Problems) -> None:
