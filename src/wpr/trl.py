@@ -157,8 +157,9 @@ class Regularized(Measuring):
         policy = self.accelerator.unwrap_model(self.model)
         seeds = torch.randint(2**63 - 1, (len(prompt_ids),)).tolist()
         prompts = Prompts(*pad(prompt_ids, left=True, device=self.accelerator.device))
+        ends = getattr(self, "eos_token_ids", None) or [self._tokenizer.eos_token_id]  # TRL before 1.15 has one
         with evaluating(policy), self.accelerator.autocast():
-            drawn = self.generation.generate(policy, prompts, _sampling(self.args, self.eos_token_ids), seeds)
+            drawn = self.generation.generate(policy, prompts, _sampling(self.args, ends), seeds)
         return [tokens[real].tolist() for tokens, real in zip(drawn.tokens, drawn.mask, strict=True)]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
