@@ -6,6 +6,7 @@ Each is a `TokenReward`, and a reward function of TRL's trainers too. docs/rewar
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +40,7 @@ Source = str | Path | Iterable[str] | Mapping[str, float]
 Placement = Literal["token", "end"]
 
 
-class Wording:
+class Wording(ABC):
     """What these rewards share: both ways to be called, and responses without any word, which have no score."""
 
     name = "wording"
@@ -50,9 +51,9 @@ class Wording:
         """What TRL's trainers call it in their logs."""
         return self.name
 
+    @abstractmethod
     def score(self, text: str) -> float:
         """Of a text that has words."""
-        raise NotImplementedError
 
     def place(self, text: str, tokens: Sequence[int], tokenizer: Any) -> list[float]:
         """What each token of such a text earned; nothing, unless a reward knows better."""
