@@ -20,6 +20,7 @@ LAYERS = [
     "language_models",
     "rewards",
     "ppo",
+    "trl_settings",
     "trl",
     "divergence_monitor",
     "findings",

@@ -18,7 +18,6 @@ TRL's own. In distillation: D_t of student and teacher alone. See docs/trl.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -39,7 +38,7 @@ from wpr.language_models import (
 )
 from wpr.ppo.advantages import beyond_the_others, costs_to_go, earned_before, group_scale
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
-from wpr.ppo.generation import Generation, Sampling
+from wpr.ppo.generation import Generation
 from wpr.ppo.head_loss import loss_from_hidden
 from wpr.ppo.measures import token_statistics
 from wpr.ppo.parts import place_regularizer
@@ -48,6 +47,7 @@ from wpr.ppo.scoring import from_hidden, logits_in_slices, slice_count
 from wpr.regularizers import Regularizer, Sum
 from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
 from wpr.rewards.function import for_trl, sum_placed
+from wpr.trl_settings import check_settings, liger, not_drawn, refuse, sampling_of
 
 try:
     import trl
@@ -56,7 +56,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["DistillationTrainer", "GRPOTrainer", "RLOOTrainer"]
 
-LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")  # whose averages are known here
 _Trainer: Any = object  # one of TRL's stands behind it
 AnyRegularizer = Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Any]
 
@@ -140,7 +139,7 @@ class Regularized(Measuring):
         super().__init__(model, reward_funcs, args, *others, **options)
         policy = self.accelerator.unwrap_model(self.model)
         check_settings(self.args, regularizer_in, regularizer_beta, regularizer_future)
-        _refuse(self._faults(policy) | ({} if generation is None else not_drawn(self.args)))
+        refuse(self._faults(policy) | ({} if generation is None else not_drawn(self.args)))
         self.reward_funcs: list[Any] = for_trl(self.reward_funcs, self.processing_class)
         theirs = getattr(self, "ref_model", None)  # TRL's, for a KL of its own
         before = starting_point(policy, adapter_is_new=not is_peft(model)) if theirs is None else theirs
@@ -159,7 +158,7 @@ class Regularized(Measuring):
         prompts = Prompts(*pad(prompt_ids, left=True, device=self.accelerator.device))
         ends = getattr(self, "eos_token_ids", None) or [self._tokenizer.eos_token_id]  # TRL before 1.15 has one
         with evaluating(policy), self.accelerator.autocast():
-            drawn = self.generation.generate(policy, prompts, _sampling(self.args, ends), seeds)
+            drawn = self.generation.generate(policy, prompts, sampling_of(self.args, ends), seeds)
         return [tokens[real].tolist() for tokens, real in zip(drawn.tokens, drawn.mask, strict=True)]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -213,7 +212,7 @@ class Regularized(Measuring):
         refused = (
             f"multi_objective_aggregation={way!r} scales every reward by itself, which those of tokens cannot follow"
         )
-        _refuse({f"{refused}; set it to 'sum_then_normalize', or place rewards at the end": "sum_then" not in way})
+        refuse({f"{refused}; set it to 'sum_then_normalize', or place rewards at the end": "sum_then" not in way})
         rewards = (self._scores * weights).nansum(-1).masked_fill(self._scores.isnan().all(-1), torch.nan)
         past = earned_before(self._of_all(placed), ~rewards.isnan(), group)
         if self.scale_rewards != "none":
@@ -345,16 +344,16 @@ class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[m
         **options: Any,
     ) -> None:
         self.regularizer_memory_mb = regularizer_memory_mb
-        _refuse({"teacher_model=None leaves nothing to measure; pass a model or its name": teacher_model is None})
+        refuse({"teacher_model=None leaves nothing to measure; pass a model or its name": teacher_model is None})
         if args is not None:  # before a model is loaded
             chosen = (
                 f"beta={args.beta} of {type(args).__name__} chooses TRL's divergence, which the regularizer replaces; "
                 "leave it out, and set regularizer: 'reverse-kl' (TRL's 1.0), 'forward-kl' (0.0) or another"
             )
-            _refuse(_liger(args) | {chosen: args.beta != trl.DistillationConfig.beta})
+            refuse(liger(args) | {chosen: args.beta != trl.DistillationConfig.beta})
         super().__init__(model, teacher_model, args, *others, **options)
         student, teacher = map(self.accelerator.unwrap_model, (self.model, self.teacher_model))
-        _refuse(self._faults(student) | self._faults(teacher))
+        refuse(self._faults(student) | self._faults(teacher))
         self._place(regularizer, teacher)
 
     def compute_loss(self, *given: Any, **options: Any) -> Any:
@@ -389,60 +388,6 @@ class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[m
                 any_tokens = torch.zeros(len(student_logits), dtype=torch.long, device=own.device)
                 found.append(token_statistics(student_logits, teacher_logits, any_tokens)[2])
         return torch.cat(found)
-
-
-def check_settings(
-    args: Any, regularizer_in: str, regularizer_beta: float, regularizer_future: str = "divergence"
-) -> None:
-    """Refuse settings that cannot be, and those of TRL that would be doubled or ignored. ``args``: TRL's."""
-    form, beta, quantile = regularizer_in, regularizer_beta, getattr(args, "top_entropy_quantile", 1.0)
-    future = regularizer_future
-    loss_type = getattr(args, "loss_type", "dapo")
-    _refuse(
-        _liger(args)
-        | {
-            f"regularizer_in={form!r} must be 'reward' or 'loss'": form not in ("reward", "loss"),
-            f"regularizer_future={future!r} must be 'divergence' or 'penalty'": future not in ("divergence", "penalty"),
-            f"regularizer_beta={beta} must be 0 or more; 0 only logs the divergence": not 0 <= beta < math.inf,
-            f"beta={args.beta} of {type(args).__name__} is TRL's own KL penalty, which would come on top of the "
-            "regularizer; set beta=0.0 there, or regularizer_beta=0 here, which only logs": args.beta != 0 and beta > 0,
-            f"top_entropy_quantile={quantile} drops most tokens' advantages, and their penalties with them; set it to "
-            "1.0, or regularizer_in='loss'": form == "reward" and quantile < 1,
-            f"loss_type={loss_type!r} averages tokens in a way that is not known here; set it to one of "
-            f"{', '.join(LOSS_TYPES)}, or regularizer_in='reward'": form == "loss" and loss_type not in LOSS_TYPES,
-        }
-    )
-
-
-def _refuse(faults: Mapping[str, bool]) -> None:
-    """Raise the first message that is true."""
-    for message in (message for message, found in faults.items() if found):
-        raise ValueError(message)
-
-
-def _sampling(args: Any, eos: Sequence[int]) -> Sampling:
-    """TRL's settings of drawing."""
-    least = (args.generation_kwargs or {}).get("min_new_tokens", 0)
-    return Sampling(args.temperature, args.top_k or 0, args.top_p, least, args.max_completion_length, tuple(eos))
-
-
-def not_drawn(args: Any) -> dict[str, bool]:
-    """What is true of TRL's settings of drawing that our back ends do not have."""
-    others = {name: value for name, value in (args.generation_kwargs or {}).items() if name != "min_new_tokens"}
-    return {
-        "use_vllm=True has TRL draw completions; drop it, or generation": args.use_vllm,
-        f"min_p={args.min_p} is not known to generation; drop one of them": bool(args.min_p),
-        f"repetition_penalty={args.repetition_penalty} is not known to generation; drop one of them": (
-            args.repetition_penalty != 1
-        ),
-        f"generation_kwargs={others} are not known to generation; drop one of them": bool(others),
-    }
-
-
-def _liger(args: Any) -> dict[str, bool]:
-    """What is true of settings that replace layers."""
-    named = [name for name in ("use_liger_kernel", "use_liger_loss") if getattr(args, name, False)]
-    return {f"{' '.join(named)}=True replaces layers that hidden states come from; set it to False": bool(named)}
 
 
 def _sequences(batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def is_shared(name: str) -> bool:
 
 def own_settings(trainer: str) -> dict[str, Any]:
     """Names and types of what TRL's trainer takes beside the settings of `ppo`."""
-    from wpr.trl import LOSS_TYPES
+    from wpr.trl_settings import LOSS_TYPES
 
     elsewhere = {*filter(is_shared, field_types(config_class("ppo"))), *RENAMED, *FIXED} - {"beta"}  # of TRL's KL
     found = {name: kind for name, kind in field_types(config_class(trainer)).items() if name not in elsewhere}

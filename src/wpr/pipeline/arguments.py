@@ -95,7 +95,7 @@ def trl_arguments(recipe: Recipe, shared: PPOConfig, arguments: dict[str, Any]) 
 
 def make_trl_config(recipe: Recipe, shared: PPOConfig, arguments: dict[str, Any]) -> Any:
     """The config of TRL's trainer, for a policy that it trains; see `trl_arguments`."""
-    from wpr.trl import check_settings
+    from wpr.trl_settings import check_settings
 
     args = make_config(recipe.trainer, trl_arguments(recipe, shared, arguments))
     if args.beta and shared.beta:

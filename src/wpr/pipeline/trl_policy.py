@@ -29,6 +29,7 @@ from wpr.ppo.parts import make_monitors, place_regularizer, place_reward, sampli
 from wpr.ppo.prompts import PromptCollator, RolloutSampler
 from wpr.ppo.rollout import Prompts, Responses
 from wpr.rewards import Reward, ScoreShaping
+from wpr.trl_settings import not_drawn
 
 NAMES = {
     "regularizer/penalty": "penalty",
@@ -72,7 +73,7 @@ class PolicyTrainer(Resumable, HeldOutEvaluation):
         prompts = [processing_class.decode(row["input_ids"]) for row in train_dataset]
         back_end = shared.back_end.make(args.device, processes=args.world_size, stopwatch=self.stopwatch)
         # By itself TRL draws as our own plain back end does; graphs are faster, where they have its settings.
-        trl_draws = shared.generation == "auto" and (args.device.type != "cuda" or any(trl.not_drawn(args).values()))
+        trl_draws = shared.generation == "auto" and (args.device.type != "cuda" or any(not_drawn(args).values()))
         super().__init__(
             model,
             self.score,
