@@ -27,6 +27,10 @@ def test_gold_is_a_function_s_name_or_a_monitor() -> None:
         "same": MonitorSettings("copies", of="prompt"),
     }
     assert (found["gold"].source, found["same"].source) == ("source", "prompt")
+    # Held-out scores are the same with and without it, so that policies can be compared by them.
+    spared = load_recipe(write(text), ["evaluation.gold.encoder=wordllama", "evaluation.gold.in_training=false"])
+    assert not spared.evaluation.watched["gold"].in_training
+    assert spared.evaluation.watched_settings["gold"] == {"kind": "meaning", "encoder": "wordllama"}
     named = load_recipe(write(SMALL), ["evaluation.gold=a.b:c"]).evaluation.watched
     assert named == {"gold": MonitorSettings("function", function="a.b:c")}
     assert named["gold"].source is None

@@ -84,6 +84,12 @@ def test_a_column_that_is_not_there() -> None:
         monitor(completions(source=SOURCES))
 
 
+@pytest.mark.parametrize("in_training", [True, False])
+def test_a_monitor_knows_whether_it_is_for_training(in_training: bool) -> None:
+    settings = MonitorSettings("copies", in_training=in_training)
+    assert make_monitor(settings, "evaluation.gold").in_training is in_training
+
+
 def test_functions_are_monitors_too() -> None:
     found = score(kind="function", function="tests.evaluation.test_monitors:lengths")
     assert found == [float(len(text)) for text in RESPONSES]

@@ -11,6 +11,7 @@ import torch
 from tests.ppo import tiny
 from wpr import ForwardKL, ReverseKL
 from wpr.ppo import TrainingFault
+from wpr.rewards import FunctionReward
 
 
 def length(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
@@ -42,6 +43,24 @@ def test_monitors_in_evaluations(tmp_path: Path) -> None:
     assert metrics["eval_gold"] == pytest.approx(sum(row["gold"] for row in trainer.evaluated) / 6)
     for row in trainer.evaluated:
         assert row["gold"] == len(row["response"].split())
+
+
+def test_a_monitor_that_is_not_for_training_is_asked_in_evaluations_only(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def slow(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
+        asked.append(len(responses))
+        return length(prompts, responses)
+
+    monitor = FunctionReward(slow)
+    monitor.in_training = False
+    trainer = watched(tmp_path, {"gold": monitor, "words": length})
+    trainer.train()
+    assert asked == []
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert all("words" in row and "gold" not in row for row in rows)
+    assert trainer.evaluate()["eval_gold"] == pytest.approx(sum(row["gold"] for row in trainer.evaluated) / 6)
+    assert sum(asked) == 6
 
 
 def test_monitors_in_written_completions(tmp_path: Path) -> None:

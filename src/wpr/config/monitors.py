@@ -27,6 +27,8 @@ class MonitorSettings:
     encoder: ``wordllama``, ``minilm`` (packages from PyPI), a folder or a hub name.
     model: ``pico``, a folder or a hub name of a causal language model.
     function: ``package.module:function``, see `wpr.rewards.FunctionReward`.
+    in_training: whether it is also logged of the responses in training; without, it is asked only about held-out ones,
+        which spares the time of a large encoder or language model.
     """
 
     kind: Literal["meaning", "words-kept", "fluency", "copies", "function"]
@@ -34,6 +36,7 @@ class MonitorSettings:
     encoder: str | None = None
     model: str | None = None
     function: str | None = None
+    in_training: bool = True
 
     def __post_init__(self) -> None:
         needed = NEEDS[self.kind]

@@ -171,7 +171,11 @@ class EvaluationSettings:
     def watched_settings(self) -> dict[str, dict[str, Any]]:
         """What is watched as plain values, which a policy's results record: scores of one name may differ in them."""
         return {
-            name: {key: value for key, value in dataclasses.asdict(own).items() if value is not None}
+            name: {
+                key: value
+                for key, value in dataclasses.asdict(own).items()
+                if value is not None and key != "in_training"  # held-out scores are the same
+            }
             for name, own in self.watched.items()
         }
 

@@ -35,6 +35,12 @@ BATCH = 64
 
 def make_monitor(settings: MonitorSettings, setting: str, device: torch.device | str = "cpu") -> Reward:
     """The score that settings name; ``setting``: their place in the recipe, for errors."""
+    monitor = _make(settings, setting, device)
+    monitor.in_training = settings.in_training  # type: ignore[attr-defined]  # what a reward may also have
+    return monitor
+
+
+def _make(settings: MonitorSettings, setting: str, device: torch.device | str) -> Reward:
     if settings.kind == "function":
         assert settings.function is not None
         return FunctionReward(import_function(settings.function, setting))

@@ -82,7 +82,8 @@ class Collector:
     """Turns prompts into an `Experience`.
 
     reference: a frozen causal LM, or None where it is the policy with its adapter off.
-    monitors: scores that are logged and never learned from.
+    monitors: scores that are logged and never learned from; those with ``in_training = False`` of held-out responses
+        only.
     eval_regularizers: regularizers whose divergence is measured beside the own one's, where `collect` is asked to.
     """
 
@@ -153,7 +154,7 @@ class Collector:
             penalties = torch.zeros_like(values).masked_scatter(responses.mask, measures.penalty)
             fault = _find_bad_token("the penalty", "penalty", penalties, responses.mask, completions)
         # Also after a fault: a reward model that is sharded needs all processes.
-        scores, placed, watched, found = self.score(completions)
+        scores, placed, watched, found = self.score(completions, evaluating)
         if (fault := fault or found) is not None:
             return fault
         return Experience(
@@ -189,14 +190,18 @@ class Collector:
         """Of the responses that were scored last, by part of the reward, if it has several."""
         return dict(self.reward.last_scores) if isinstance(self.reward, WeightedSum) else {}
 
-    def score(self, completions: Completions) -> tuple[Tensor, Tensor, dict[str, Tensor], Fault | None]:
+    def score(
+        self, completions: Completions, evaluating: bool = False
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Fault | None]:
         """Scores ``(B,)`` by the reward, what of them tokens earned ``(B, L)``, scores ``(B,)`` by the monitors' names;
-        and the first thing that went wrong.
+        and the first thing that went wrong. Monitors that are not for training are asked where ``evaluating``.
         """
         with self.stopwatch("reward"):
             scores, placed, fault = _score("reward", self.reward, completions)
         watched = {}
         for name, monitor in self.monitors.items():
+            if not (evaluating or getattr(monitor, "in_training", True)):
+                continue
             with self.stopwatch("monitors"):
                 watched[name], _, found = _score(f"monitor {name}", monitor, completions, place=False)
             fault = fault or found

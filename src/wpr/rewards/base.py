@@ -55,8 +55,8 @@ class Completions:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores completions. A source may also have ``to(device)``, and ``may_skip``: whether NaN means that it does not
-    score a response, which otherwise is a fault.
+    """Scores completions. A source may also have ``to(device)``; ``may_skip``: whether NaN means that it does not score
+    a response, which otherwise is a fault; and, as a monitor, ``in_training``: whether it is asked in training, too.
     """
 
     name: str
