@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Everything that is measured on a GPU, one after the other, each with a limit of its own.
+#
+#   bash benchmarks/gpu.sh OUT [NAME ...]        all of it, or what is named; PYTHON=... for another interpreter
+#   bash benchmarks/gpu.sh --list                names, limits in seconds, commands
+#
+# OUT/NAME.txt has what a measurement printed, ended by a line with its exit code and seconds. One that ended well is not
+# repeated: run it again for the rest. Short ones that others depend on come first. Needs models/smollm2 and
+# models/minilm (make smollm2 minilm), and TRL for those of GRPO and the studies.
+set -u
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
+
+# name, limit in seconds, command; OUT stands for the folder. Studies keep what is finished and go on from there.
+measurements() {
+  cat <<'LIST'
+tests           420  -m pytest -q tests/ppo/test_graph_generation.py tests/ppo/test_policy_copy.py tests/transport/kernels tests/test_cuda.py
+agreement       300  -m benchmarks.generation --agreement --json OUT/agreement.json
+generation      300  -m benchmarks.generation --compiled --json OUT/generation.json
+autocast        180  -m benchmarks.generation --autocast --json OUT/autocast.json
+ppo-step        240  -m benchmarks.ppo_step --json OUT/ppo-step.json
+grpo-step       420  -m benchmarks.grpo_step --json OUT/grpo-step.json
+losses          120  -m benchmarks.losses
+kernels         180  -m benchmarks.kernels --only micro stages
+grpo-forms      1500 -m benchmarks.quickstart_seeds run OUT/grpo-forms --recipe benchmarks/grpo_forms.yaml --seeds 5
+grpo-forms-table  60 -m benchmarks.quickstart_seeds table OUT/grpo-forms --compare exact-reward:k3-loss exact-reward:k1-reward exact-loss:k3-loss
+rewriting       1500 -m benchmarks.rewriting run OUT/rewriting --seeds 5
+rewriting-table   60 -m benchmarks.rewriting table OUT/rewriting
+LIST
+}
+
+if [ "${1:-}" = --list ]; then measurements; exit; fi
+out=${1:?a folder for what is measured: bash benchmarks/gpu.sh OUT [NAME ...]}
+shift
+for name in "$@"; do
+  measurements | grep -q "^$name " || { echo "no measurement $name; there are: $(measurements | awk '{print $1}' | xargs)"; exit 2; }
+done
+mkdir -p "$out"
+while read -r name limit command; do
+  if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
+  file=$out/$name.txt
+  if tail -n 1 "$file" 2>/dev/null | grep -q '^exit 0 '; then echo "$name: done before"; continue; fi
+  start=$SECONDS
+  # shellcheck disable=SC2086 # a command is several words
+  timeout "$limit" "$PYTHON" ${command//OUT/$out} >"$file" 2>&1 </dev/null
+  echo "exit $? after $((SECONDS - start)) s" >>"$file"
+  echo "$name: $(tail -n 1 "$file")"
+done < <(measurements)
