@@ -1,5 +1,4 @@
-"""TRL's GRPO and RLOO under any regularizer, the exact penalty in the reward or the exact divergence in the loss; and
-TRL's on-policy distillation by any of them.
+"""TRL's GRPO and RLOO under any regularizer, the exact penalty in the reward or the exact divergence in the loss.
 
 Notation for shapes: ``B`` completions of this process, ``T`` completion tokens, padding included, ``H`` hidden size,
 ``G`` completions per prompt, ``P`` completion tokens that the policy drew, without padding.
@@ -13,95 +12,28 @@ In the reward, for penalties c_t, divergences D_t and C_t = c_t + D_{t+1} + D_{t
 
 with k = (G-1)/G for GRPO, whose baseline scales the reward's gradient by that, and 1 for RLOO. Where TRL has one ratio
 for a sequence, its tokens share the advantage with c_1 + c_2 + ... In the loss: TRL's loss + beta D_t, averaged as
-TRL's own. In distillation: D_t of student and teacher alone. See docs/trl.md.
+TRL's own. See docs/trl.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import trl
 from torch import Tensor
-from transformers import ProcessorMixin
 
-from wpr.language_models import (
-    Module,
-    as_reference,
-    check_split,
-    evaluating,
-    is_peft,
-    pad,
-    plain_model,
-    starting_point,
-)
+from wpr.language_models import as_reference, evaluating, is_peft, pad, plain_model, starting_point
 from wpr.ppo.advantages import beyond_the_others, costs_to_go, earned_before, group_scale
-from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
+from wpr.ppo.distributed import max_over_processes, place_frozen
 from wpr.ppo.generation import Generation
-from wpr.ppo.head_loss import loss_from_hidden
-from wpr.ppo.measures import token_statistics
-from wpr.ppo.parts import place_regularizer
 from wpr.ppo.rollout import Prompts
-from wpr.ppo.scoring import from_hidden, logits_in_slices, slice_count
-from wpr.regularizers import Regularizer, Sum
-from wpr.regularizers.spec import RECOMMENDED, RegularizerSpec
+from wpr.ppo.scoring import from_hidden
+from wpr.regularizers.spec import RECOMMENDED
 from wpr.rewards.function import for_trl, sum_placed
-from wpr.trl_settings import check_settings, liger, not_drawn, refuse, sampling_of
-
-try:
-    import trl
-except ModuleNotFoundError as error:
-    raise ImportError("wpr.trl needs TRL; install it with `pip install 'wpr[train]'`") from error
-
-__all__ = ["DistillationTrainer", "GRPOTrainer", "RLOOTrainer"]
-
-_Trainer: Any = object  # one of TRL's stands behind it
-AnyRegularizer = Regularizer | RegularizerSpec | str | Mapping[str, Any] | Sequence[Any]
-
-
-class Measuring(_Trainer):  # type: ignore[misc]
-    """A trainer that measures its model against another, and logs the divergences."""
-
-    def _place(self, regularizer: AnyRegularizer, reference: Module) -> None:
-        """On the reference's embeddings, as a sum; heads in the precision of TRL's own."""
-        self._head_context = nullcontext if getattr(self.args, "cast_lm_head_to_fp32", 0) else self.accelerator.autocast
-        placed = place_regularizer(regularizer, reference, self.accelerator)
-        self.regularizer = placed if isinstance(placed, Sum) else Sum([(1.0, placed)])
-
-    def _faults(self, policy: Module) -> dict[str, bool]:
-        """What is true of a model that cannot be measured here."""
-        check_split(policy)
-        kind = policy.active_peft_config if is_peft(policy) else None
-        images = isinstance(self.processing_class, ProcessorMixin)
-        return {
-            f"{type(policy).__name__} takes images; wpr.trl trains text models": images,
-            "ZeRO-3 and FSDP hold weights in parts; use DDP or ZeRO-2": is_sharded(self.accelerator),
-            f"{kind} trains prompts, not weights; use LoRA": kind is not None and kind.is_prompt_learning,
-        }
-
-    def _divergence(self, policy: Module, own: Tensor, reference: Module | None, other: Tensor) -> Tensor:
-        """Of positions ``(P,)``, from hidden states ``(P, H)`` of both models; kept for the log, with each part's."""
-        with self._head_context():
-            parts = loss_from_hidden(
-                self.regularizer, policy, own, reference, other,
-                temperature=self.temperature, memory_mb=self.regularizer_memory_mb, by_part=True,
-            ).float()  # fmt: skip
-        divergence: Tensor = (parts * parts.new_tensor([weight for weight, _ in self.regularizer.parts])).sum(-1)
-        self._measured = torch.cat([divergence.unsqueeze(0), parts.T]).detach()
-        return divergence
-
-    def _log_measured(self) -> None:
-        """The last divergences; outside of the model's forward pass, since processes meet here."""
-        names = ["divergence", *self.regularizer.labels]
-        self._log_means(names, self._measured, "train" if self.model.training else "eval")
-
-    def _log_means(self, names: Sequence[str], values: Tensor, mode: str) -> None:
-        """Means of ``values`` (names, P) over the tokens of all processes, in TRL's log as ``regularizer/NAME``."""
-        totals = torch.cat([values.sum(-1), values.new_tensor([values.shape[-1]])])
-        *sums, count = self.accelerator.reduce(totals, reduction="sum").tolist()
-        for name, total in zip(names, sums, strict=True):
-            self._metrics[mode][f"regularizer/{name}"].append(total / max(count, 1))
+from wpr.trl.measuring import AnyRegularizer, Measuring, drawn, sequences, states_before
+from wpr.trl_settings import check_settings, not_drawn, refuse, sampling_of
 
 
 class Regularized(Measuring):
@@ -158,15 +90,15 @@ class Regularized(Measuring):
         prompts = Prompts(*pad(prompt_ids, left=True, device=self.accelerator.device))
         ends = getattr(self, "eos_token_ids", None) or [self._tokenizer.eos_token_id]  # TRL before 1.15 has one
         with evaluating(policy), self.accelerator.autocast():
-            drawn = self.generation.generate(policy, prompts, sampling_of(self.args, ends), seeds)
-        return [tokens[real].tolist() for tokens, real in zip(drawn.tokens, drawn.mask, strict=True)]
+            responses = self.generation.generate(policy, prompts, sampling_of(self.args, ends), seeds)
+        return [tokens[real].tolist() for tokens, real in zip(responses.tokens, responses.mask, strict=True)]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's, with rewards of tokens and penalties in the advantages: ``(B, T)``, or ``(B,)`` where a sequence has
         one ratio.
         """
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        mode, mask = "train" if self.model.training else "eval", _drawn(batch)
+        mode, mask = "train" if self.model.training else "eval", drawn(batch)
         group = self.num_generations if mode == "train" else self.num_generations_eval
         if not self._one_ratio_per_sequence:
             batch["advantages"] = self._place_rewards(batch["advantages"], mask, group)
@@ -225,14 +157,14 @@ class Regularized(Measuring):
         dropout.
         """
         policy = self.accelerator.unwrap_model(self.model)
-        sequences = _sequences(batch)
+        whole = sequences(batch)
         size, labels = getattr(self.args, f"per_device_{mode}_batch_size"), self.regularizer.labels
         found = [torch.zeros(2 + len(labels), 0, device=mask.device)]
         for rows in torch.arange(len(mask), device=mask.device).split(size):
             here = mask[rows]
-            given = {**{name: values[rows] for name, values in sequences.items()}, "use_cache": False}
+            given = {**{name: values[rows] for name, values in whole.items()}, "use_cache": False}
             with evaluating(policy), self.accelerator.autocast():
-                own = _states_before(plain_model(policy).base_model(**given), here)
+                own = states_before(plain_model(policy).base_model(**given), here)
             other = self._reference_states(given, here)
             with self._head_context():
                 out = from_hidden(
@@ -250,7 +182,7 @@ class Regularized(Measuring):
         given = (model, inputs, return_outputs, num_items_in_batch)
         if self.regularizer_in == "reward":
             return super().compute_loss(*given)
-        policy, mask = self.accelerator.unwrap_model(self.model), _drawn(inputs)
+        policy, mask = self.accelerator.unwrap_model(self.model), drawn(inputs)
         calls: list[tuple[Any, Any]] = []
         hook = plain_model(policy).base_model.register_forward_hook
         keep = hook(lambda _, __, options, out: calls.append((options, out)), with_kwargs=True)
@@ -264,7 +196,7 @@ class Regularized(Measuring):
                 f"TRL {trl.__version__} ran the model {len(calls)} time(s) for its loss, not once over {len(mask)} x "
                 f"{length} tokens, so that no hidden states are known; use regularizer_in='reward', or TRL 1.16"
             )
-        own, other = _states_before(calls[0][1], mask), self._reference_states(calls[0][0], mask)
+        own, other = states_before(calls[0][1], mask), self._reference_states(calls[0][0], mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.regularizer_beta > 0):
             divergence = self._divergence(policy, own, self.reference, other)
         self._log_measured()
@@ -278,7 +210,7 @@ class Regularized(Measuring):
         """The reference's hidden states ``(P, H)``, from what the policy's body was called with."""
         policy = self.accelerator.unwrap_model(self.model)
         with as_reference(policy, self.reference) as model, evaluating(model), self.accelerator.autocast():
-            return _states_before(plain_model(model).base_model(**options), mask)
+            return states_before(plain_model(model).base_model(**options), mask)
 
 
 class GRPOTrainer(Regularized, trl.GRPOTrainer):  # type: ignore[misc]
@@ -325,84 +257,3 @@ class RLOOTrainer(Regularized, trl.RLOOTrainer):  # type: ignore[misc]
 
     def _average(self, values: Tensor, mask: Tensor, inputs: Mapping[str, Any]) -> Any:
         return values.sum(-1).mean()  # a sequence's log-probabilities are summed there; the Trainer divides by steps
-
-
-class DistillationTrainer(Measuring, trl.DistillationTrainer):  # type: ignore[misc]
-    """TRL's on-policy `DistillationTrainer`, whose loss is a regularizer's divergence of student and teacher in the
-    place of TRL's own. ``regularizer`` and ``regularizer_memory_mb`` are as of `Regularized`; costs between tokens come
-    from the teacher's embeddings.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        teacher_model: Any = None,
-        args: Any = None,
-        *others: Any,
-        regularizer: AnyRegularizer = RECOMMENDED,
-        regularizer_memory_mb: float = 256.0,
-        **options: Any,
-    ) -> None:
-        self.regularizer_memory_mb = regularizer_memory_mb
-        refuse({"teacher_model=None leaves nothing to measure; pass a model or its name": teacher_model is None})
-        if args is not None:  # before a model is loaded
-            chosen = (
-                f"beta={args.beta} of {type(args).__name__} chooses TRL's divergence, which the regularizer replaces; "
-                "leave it out, and set regularizer: 'reverse-kl' (TRL's 1.0), 'forward-kl' (0.0) or another"
-            )
-            refuse(liger(args) | {chosen: args.beta != trl.DistillationConfig.beta})
-        super().__init__(model, teacher_model, args, *others, **options)
-        student, teacher = map(self.accelerator.unwrap_model, (self.model, self.teacher_model))
-        refuse(self._faults(student) | self._faults(teacher))
-        self._place(regularizer, teacher)
-
-    def compute_loss(self, *given: Any, **options: Any) -> Any:
-        """TRL's, with the divergences in the log."""
-        loss = super().compute_loss(*given, **options)
-        self._log_measured()
-        return loss
-
-    def _compute_loss(self, student: Module, inputs: Any, count: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean divergence over completion tokens (of all, by their ``count``), the student's entropies summed, and
-        how many tokens these are.
-        """
-        mask, teacher = _drawn(inputs), self.accelerator.unwrap_model(self.teacher_model)
-        given = {**_sequences(inputs), "use_cache": False}
-        with self.accelerator.autocast():
-            own = _states_before(plain_model(student).base_model(**given), mask)
-            with torch.no_grad(), evaluating(teacher):
-                other = _states_before(plain_model(teacher).base_model(**given), mask)
-
-        divergence, tokens = self._divergence(student, own, teacher, other), mask.sum()
-        entropy = self._entropy(student, own.detach(), teacher, other)
-        return divergence.sum() / (tokens.clamp(min=1) if count is None else count), entropy.sum(), tokens
-
-    @torch.no_grad()
-    def _entropy(self, student: Module, own: Tensor, teacher: Module, other: Tensor) -> Tensor:
-        """The student's, of positions ``(P,)``, for TRL's log."""
-        vocabulary = len(plain_model(student).get_output_embeddings().weight)
-        slices = slice_count(len(own), vocabulary, self.regularizer_memory_mb, 8)
-        found, given = [torch.zeros(0, device=own.device)], (student, own, teacher, other, slices, self.temperature)
-        with self._head_context():
-            for _, student_logits, teacher_logits in logits_in_slices(*given):
-                any_tokens = torch.zeros(len(student_logits), dtype=torch.long, device=own.device)
-                found.append(token_statistics(student_logits, teacher_logits, any_tokens)[2])
-        return torch.cat(found)
-
-
-def _sequences(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Prompts with their completions, and which tokens are real, as a model takes them."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    return {"input_ids": ids, "attention_mask": torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)}
-
-
-def _drawn(batch: Mapping[str, Any]) -> Tensor:
-    """Which completion tokens ``(B, T)`` the policy drew: no padding, no answers of tools."""
-    mask: Tensor = batch["completion_mask"].bool()
-    return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
-
-
-def _states_before(output: Any, mask: Tensor) -> Tensor:
-    """The last hidden states ``(P, H)`` that predict the completion tokens of a mask ``(B, T)``."""
-    states: Tensor = output.last_hidden_state[:, -mask.shape[1] - 1 : -1][mask]
-    return states
