@@ -74,14 +74,14 @@ def garbage(path: Path) -> None:
     ("stage", "file", "harm"),
     [
         ("sft", "model.safetensors", cut),
-        ("sft", "optimizer.pt", cut),
+        pytest.param("sft", "optimizer.pt", cut, marks=pytest.mark.slow),
         ("sft", "trainer_state.json", cut),
-        ("reward", "model.safetensors", garbage),
+        pytest.param("reward", "model.safetensors", garbage, marks=pytest.mark.slow),
         ("reward", "rng_state.pth", empty),
-        ("ppo/rkl", "model.safetensors", empty),
+        pytest.param("ppo/rkl", "model.safetensors", empty, marks=pytest.mark.slow),
         ("ppo/rkl", "critic/model.safetensors", cut),
         ("ppo/rkl", "ppo_state_0.pt", garbage),
-        ("ppo/rkl", "trainer_state.json", empty),
+        pytest.param("ppo/rkl", "trainer_state.json", empty, marks=pytest.mark.slow),
     ],
 )
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
@@ -107,9 +107,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 @pytest.mark.parametrize(
     ("stage", "file"),
     [
-        ("sft", "optimizer.pt"),
+        pytest.param("sft", "optimizer.pt", marks=pytest.mark.slow),
         ("sft", "0-logs_state.pt"),
-        ("reward", "model.safetensors"),
+        pytest.param("reward", "model.safetensors", marks=pytest.mark.slow),
         ("ppo/rkl", "ppo_state_0.pt"),
     ],
 )

@@ -98,9 +98,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_killed_in_every_stage(undisturbed: Path, tmp_path: Path) -> None:
+MOMENTS = {"sft": 9, "reward": 6, "ppo/rkl": 6, "ppo/semantic": 3}
+
+
+@pytest.mark.parametrize(
+    "stages", [("reward", "ppo/semantic"), pytest.param(tuple(MOMENTS), marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_killed_in_stages(undisturbed: Path, tmp_path: Path, stages: tuple[str, ...]) -> None:
     output = tmp_path / "run"
-    for stage, step in (("sft", 9), ("reward", 6), ("ppo/rkl", 6), ("ppo/semantic", 3)):
+    for stage in stages:
+        step = MOMENTS[stage]
         kill_in(output, stage, step)
         statuses = {name: record["status"] for name, record in manifest_of(output)["stages"].items()}
         assert statuses[stage] == "running"
@@ -108,6 +115,7 @@ def test_killed_in_every_stage(undisturbed: Path, tmp_path: Path) -> None:
     assert_alike(output, undisturbed)
 
 
+@pytest.mark.slow  # tests/trl/test_processes.py kills one in the suite
 def test_policies_of_trl_killed(tmp_path: Path) -> None:
     """GRPO, then RLOO, in the middle of a rollout whose completions are used up later."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -126,7 +126,8 @@ def zero(stage: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow  # tests/pipeline/test_processes.py has stage 3 in the suite
+@pytest.mark.parametrize("stage", [2, 3])
 def test_zero(stage: int, single: list[dict[str, float]], tmp_path: Path) -> None:
     """Three steps and more, saved in the middle of a rollout, resumed; the same numbers as one process all the way.
     Under stage 3 the reference is sharded too. The resumed run draws from a whole copy of the policy.

@@ -60,11 +60,11 @@ def compared(folder: Path) -> list[dict[str, Any]]:
     return [row for row in kept if "loss" in row]
 
 
-def test_killed_three_times_and_resumed(tmp_path: Path) -> None:
+def test_killed_twice_and_resumed(tmp_path: Path) -> None:
     whole = launch(tmp_path / "whole")
     chance = random.Random(time.time_ns())
     # Any moment of the steps after these, far enough apart that a killed run has not got to the next, nor to the end.
-    moments = [(step, chance.uniform(0, 0.25)) for step in map(chance.choice, ((2, 4), (10, 12), (18, 20)))]
+    moments = [(step, chance.uniform(0, 0.25)) for step in map(chance.choice, ((2, 4), (12, 14)))]
     for step, delay in moments:
         resume = ["--resume"] if last_complete_checkpoint(tmp_path / "killed") else []
         process = launch(tmp_path / "killed", "--pause", "0.05", *resume)

@@ -99,7 +99,7 @@ def test_labels_follow_gold_as_far_as_they_are_told_to() -> None:
     import random
 
     happy, sad = "They laughed and were happy. It was the best day.", "They cried and were sad. It was the worst day."
-    whole = [(OPENING, happy, sad), (OPENING, sad, happy)] * 200
+    whole = [(OPENING, happy, sad), (OPENING, sad, happy)] * 60
     rows, facts = quickstart._label(whole, random.Random(0), flips=0.0, temperature=0.01)
     assert facts["labels_that_agree"] == 1
     assert all(row["chosen"] == happy for row in rows)
