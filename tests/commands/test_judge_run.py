@@ -155,6 +155,34 @@ def test_a_baseline_of_another_run(here: Here, tmp_path: Path) -> None:
     assert (rate.policy, rate.against, rate.win_rate, rate.tied) == ("rkl", f"{small}:rkl", 0.5, 1.0)  # the same texts
 
 
+def test_a_function_judges_a_run_and_agrees_with_itself(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run_judges.py").write_text(
+        "def longer(prompt, response_a, response_b):\n"
+        "    return 'E' if len(response_a) == len(response_b) else 'AB'[len(response_b) > len(response_a)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = make_run(tmp_path / "run", {"sft": (0.5,), "rkl": (0.5,), "semantic": (0.5,)})
+    more = ["--function", "run_judges:longer", "--all", "--both-orders"]
+    finished = here.succeeds("judge", str(run), "--against", "rkl", "--against", "sft", *more)
+    folder = run / "evaluations" / "judge-longer-vs-rkl-sft"
+    rates = rates_of(folder)
+    # The name of the model is in the response: rkl and sft are as long, semantic is longer.
+    assert {key: rate.won for key, rate in rates.items()} == {
+        ("semantic", 0.5, "rkl"): 1.0, ("rkl", 0.5, "sft"): 0.0, ("semantic", 0.5, "sft"): 1.0
+    }  # fmt: skip
+    tied = rates["rkl", 0.5, "sft"]
+    assert (tied.tied, tied.comparisons, tied.prompts, tied.won_se_draws) == (1.0, 2 * PROMPTS, PROMPTS, None)
+    assert "better: semantic at 0.5" in finished.stdout
+    assert "not told apart: rkl at 0.5" in finished.stdout
+    assert "over the" not in finished.stdout  # one draw has no standard error over draws
+    again = here.succeeds(
+        "judge", str(run), "--against", "sft", "--policy", "semantic", *more, "--agree-with", str(folder)
+    )
+    assert f"Agreement with {folder}: 1.000 of {PROMPTS} pairs" in again.stdout
+
+
 def test_what_is_left_out_is_said(here: Here, tmp_path: Path) -> None:
     stages = {"rkl": "done", "js": "done", "late": "running"}
     run = make_run(tmp_path / "run", {"sft": (0.5,), "rkl": (0.5,)}, stages)
