@@ -37,7 +37,7 @@ FORMAT = 1
 FOLDERS = ("evaluations", "analyses")
 """Of a run: where findings lie, each in a folder of its own."""
 
-Kind = Literal["scatter", "lines", "bars", "histogram", "radar"]
+Kind = Literal["scatter", "lines", "bars", "histogram", "radar", "matrix"]
 Cell = str | float | int | None
 
 
@@ -52,7 +52,8 @@ class Series:
     """Points of one name.
 
     x: numbers, or texts where they are categories (of bars and radars, and of lines over named things). Of a
-    histogram: the left edges of its bins and, last, the right edge of the last bin, one more than ``y``.
+    histogram: the left edges of its bins and, last, the right edge of the last bin, one more than ``y``. Of a matrix: a
+    row, ``x`` the names of the columns.
     y: a value that is not a number leaves a gap. low, high: ends of each value's interval.
     joined: of a scatter, drawn as a line through its points, as a fit is, instead of as points.
     """

@@ -22,7 +22,17 @@ from tests.data.tokenizers_made_here import plain
 from tests.ppo import tiny
 from tests.problems import clustered_embeddings
 from wpr import ReverseKL, TokenGeometry, Wasserstein
-from wpr.analysis.case_study import OTHER_TOKENS, case_finding, case_study, net_flow, study_response, token_text
+from wpr.analysis.case_study import (
+    OTHER_TOKENS,
+    candidate_costs,
+    case_finding,
+    case_study,
+    first_candidates,
+    net_flow,
+    singled_out,
+    study_response,
+    token_text,
+)
 
 EXACT: dict[str, Any] = {"tolerance": 1e-12, "iterations": 5000}
 KEYS = {
@@ -313,3 +323,36 @@ def test_a_case_study_as_a_table() -> None:
     assert math.isnan(kl.y[2])
     assert other.y == pytest.approx([0.0, 1.0, 0.5])
     assert any("reverse KL is largest at ' dog' (0.7)" in sentence for sentence in finding.text)
+
+
+def test_tokens_that_penalties_see_differently_are_shown_with_both_distributions_and_costs() -> None:
+    policy, reference, tokens = logits(20)
+    regularizer = Wasserstein(geometry(), "unbalanced", k2=20)
+    found = study(policy, reference, tokens, regularizer)
+    spread = {key: [token[key] for token in found] for key in ("kl", "wpr")}
+    own = {key: [(one - min(values)) / (max(values) - min(values)) for one in values] for key, values in spread.items()}
+    apart = [kl - wpr for kl, wpr in zip(own["kl"], own["wpr"], strict=True)]
+    places = singled_out(found)
+    assert places == [apart.index(max(apart)), apart.index(min(apart))]
+    for place in places:
+        found[place]["costs"] = candidate_costs(found[place], regularizer)
+    finding = case_finding({"w": {"response": "x", "tokens": found}}, "A", "semantic")
+    assert [figure.kind for figure in finding.figures] == ["lines", "bars", "matrix", "bars", "matrix"]
+    for number, place in enumerate(sorted(places)):
+        bars, costs = finding.figures[1 + 2 * number : 3 + 2 * number]
+        ids = [int(str(name)[1:]) for name in bars.series[0].x]
+        assert int(tokens[place]) in ids
+        for series, models_logits in zip(bars.series, (policy, reference), strict=True):
+            assert series.y == pytest.approx(models_logits[place].softmax(-1)[ids].tolist(), rel=1e-4)
+        expected = geometry().cost(torch.tensor([ids]))[0]
+        assert [one.name for one in costs.series] == bars.series[0].x
+        for series, row in zip(costs.series, expected, strict=True):
+            np.testing.assert_allclose(series.y, row.masked_fill(row.isinf(), math.nan), rtol=1e-4, equal_nan=True)
+
+
+def test_a_token_that_nobody_expected_is_among_those_shown() -> None:
+    policy, reference, _ = logits(1)
+    rare = int(torch.maximum(policy.softmax(-1), reference.softmax(-1))[0].argmin())
+    (token,) = study(policy, reference, torch.tensor([rare]), Wasserstein(geometry(), "unbalanced", k2=20))
+    assert [one["id"] for one in first_candidates(token)][-1] == rare
+    assert len(first_candidates(token)) == 6

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.analysis.columns import column
-from wpr.analysis.sensitivity import Member, regularizer_settings, sensitivity_finding, sweep_lines
+from wpr.analysis.sensitivity import Member, analyze, regularizer_settings, sensitivity_finding, sweep_lines
+from wpr.evaluation.judging.run_result import COLUMNS, JudgedRate
+from wpr.findings import Finding, save
 
 
 def member(policy: str, rate: float, **settings: Any) -> Member:
@@ -80,3 +84,29 @@ def test_settings_of_a_sum_are_those_of_the_part_that_has_them() -> None:
         "regularizer.name": "semantic",
         "regularizer.k2": 64,
     }
+
+
+def test_win_rates_by_judges_are_lines(tmp_path: Path) -> None:
+    """Of a run's findings: policies against a baseline, seen from either side."""
+    stages = {}
+    for name, beta in (("rkl", 0.1), ("w", 0.1), ("w+beta=1", 1.0)):
+        inputs = {"ppo": {"beta": beta}, "regularizer": {"name": "rkl" if name == "rkl" else "w"}}
+        stages[f"ppo/{name}"] = {"inputs": inputs, "results": {}, "status": "done"}
+    rates = [
+        JudgedRate("w", 0.5, "rkl", 0.6, 0.55, 0.65), JudgedRate("w+beta=1", 0.5, "rkl", 0.4, 0.35, 0.45),
+        JudgedRate("w", 0.5, "sft", 0.9, 0.8, 0.95), JudgedRate("w+beta=1", 0.5, "sft"),
+    ]  # fmt: skip
+    rows = [list(vars(rate).values()) for rate in rates]
+    save(Finding("judge-j-vs-rkl-sft", "x, judged by j", [], COLUMNS, rows), tmp_path / "evaluations" / "judge-j")
+    run = SimpleNamespace(path=tmp_path, manifest={"stages": stages}, finished=["rkl", "w", "w+beta=1"])
+    finding, members = analyze(SimpleNamespace(run=run))  # type: ignore[arg-type]
+    over = "judged win rate over {} (j, temperature 0.5)".format
+    assert column(finding, "value") == [0.1, 1.0]
+    assert column(finding, over("rkl")) == [0.6, 0.4]
+    assert column(finding, over("rkl") + ", high") == [0.65, 0.45]
+    assert column(finding, over("sft")) == [0.9, None]
+    figure = next(one for one in finding.figures if one.title.startswith(over("rkl")))
+    assert (figure.series[0].low, figure.marks[0].value) == ([0.55, 0.35], 0.5)
+    assert any("rkl (j, temperature 0.5) goes from 0.400 (beta = 1.0) to 0.600" in text for text in finding.text)
+    baseline = next(one for one in members if one["policy"] == "rkl")
+    assert baseline["results"][over("w")] == pytest.approx(0.4)

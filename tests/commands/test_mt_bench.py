@@ -106,6 +106,23 @@ def test_what_a_judge_does_not_answer_is_seen(here: Here, answered: Path) -> Non
     assert (rows["stem"]["score"], rows["stem"]["failed"], rows["all"]["unparsable"]) == (6.0, 0, 20)
 
 
+def test_a_rubric_of_ones_own(here: Here, answered: Path, tmp_path: Path) -> None:
+    rubric = tmp_path / "mine.yaml"
+    rubric.write_text(
+        "first: {user: 'One [[5]] {question} | {answer}'}\n"
+        "second: {system: Strict., user: 'Two [[5]] {question_1} {answer_1} {question_2} | {answer_2}'}\n"
+    )
+    with ChatServer(lambda request: reply(f"[[{2 if request.text.startswith('One') else 4}]]")) as server:
+        judge = ["--judge", "mine", "--base-url", server.address, "--rubric", str(rubric), "--yes"]
+        here.succeeds(*command(answered, *judge))
+        assert len(server.requests) == 160
+        roles = {tuple(turn["role"] for turn in request.body["messages"]) for request in server.requests}
+    assert roles == {("user",), ("system", "user")}
+    finding = load(answered / "out" / "mt-bench-mine")
+    assert {tuple(row[3:7:2]) for row in finding.rows} == {(3.0, 2.0)}
+    assert finding.settings["rubric"]["templates"]["second"]["system"] == "Strict."
+
+
 def test_a_function_as_the_judge(here: Here, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "our_judges.py").write_text(
         "def grade(questions, answers, reference, category, turn):\n    return 3 if reference is None else 9\n"
@@ -136,6 +153,9 @@ def test_of_a_run_with_its_own_temperatures(here: Here, own_run: Path, tmp_path:
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT"], "positions"),  # 1,024 new tokens
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "gpt-4o", "--key-variable", "NOT_SET"], "NOT_SET"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--function", "nowhere:f"], "cannot be imported"),
+        (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--rubric", "QUESTIONS"], "name it with --judge"),
+        (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "x", "--base-url", "http://localhost:1/v1", "--rubric",
+          "OUT"], "out is no file; name a YAML file"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--function", "a:b", "-j", "x"], "leave them out"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "--base-url", "http://localhost:1/v1"], "name its model"),
         (["-m", "PICO", "-q", "QUESTIONS", "-o", "OUT", "-j", "x", "--base-url", ""], "base URL '' must start with"),

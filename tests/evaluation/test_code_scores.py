@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from tests.evaluation.humaneval_like import write
 from tests.rewards.code.programs import isolated
 from wpr.data.rows import DataError
-from wpr.evaluation.code_scores import COLUMNS, ProgramResult, pass_at_1_finding, run_programs, scores
+from wpr.evaluation.code_scores import (
+    COLUMNS,
+    PAPER,
+    ProgramResult,
+    paper_table,
+    pass_at_1_finding,
+    run_programs,
+    scores,
+)
 from wpr.evaluation.code_tasks import read_tasks
 from wpr.rewards.code import Limits, Runner
 from wpr.runs.responses import Response, ResponseFile
@@ -79,6 +88,47 @@ def test_a_line_that_is_no_outcome_is_named(tmp_path: Path) -> None:
     path.rename(tmp_path / "outcomes.jsonl.partial")
     with pytest.raises(DataError, match=r"outcomes.jsonl.partial:2 is no result .*; delete the line"):
         run_programs(path, tasks, responses(GOOD), limits, runner, "")
+
+
+@isolated
+def test_tests_are_counted(tmp_path: Path) -> None:
+    """Against the rewards by hand, in the paper's layout."""
+    problems = tmp_path / "apps.jsonl"
+    problem = {"question": "Say it.", "input_output": {"inputs": ["1", "2", "3", "4"], "outputs": ["1", "2", "3", "4"]}}
+    levels = ["competition", "introductory", "introductory", "interview", "interview"]
+    rows = [problem | {"difficulty": level, "problem_id": i} for i, level in enumerate(levels)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, tasks = read_tasks(problems, "complete")
+    programs = [
+        "print(input())",
+        "print(1)",
+        "x = (",
+        "n = input()\nprint(n if n < '3' else 1 / 0)",
+        "while True: pass",
+    ]
+    answers = responses(dict(zip([task.task_id for task in tasks], programs, strict=True)))
+    limits = Limits(wall_seconds=1, cpu_seconds=1)
+    found = run_programs(tmp_path / "o.jsonl", tasks, answers, limits, Runner(limits, workers=1), "")
+    counts = [(one.tests, one.tests_passed, one.tests_wrong, one.tests_error, one.tests_timeout) for one in found]
+    assert counts == [(4, 4, 0, 0, 0), (4, 1, 3, 0, 0), (4, 0, 0, 0, 0), (4, 2, 0, 1, 0), (4, 0, 0, 0, 1)]
+    rewards = [1.0, -0.3 + 1.3 / 4, -1.0, -0.6, -0.6]
+    assert [one.reward for one in found] == pytest.approx(rewards)
+    finding = pass_at_1_finding("apps", {"m": found}, {"m": answers}, {})
+    whole = dict(zip(COLUMNS, finding.rows[-1], strict=True))
+    assert [whole[name] for name in ("tests", "tests_passed", "tests_error", "tests_timeout")] == [20, 7, 1, 1]
+    assert whole["reward"] == pytest.approx(statistics.mean(rewards))
+    assert whole["reward_standard_error"] == pytest.approx(statistics.stdev(rewards) / 5**0.5)
+    columns, (cells,) = paper_table(finding)
+    assert columns == ["model", *(f"{name} {what}" for name in (*PAPER, "all") for what in ("reward", "pass@1"))]
+    means = [statistics.mean(rewards[1:3]), -0.6, 1.0, statistics.mean(rewards)]
+    assert cells == ["m", *(pytest.approx(one) for pair in zip(means, [0, 0, 100, 20], strict=True) for one in pair)]
+
+
+def test_results_without_counts_have_no_reward() -> None:
+    finding = pass_at_1_finding("apps", {"m": tried(passed=2)}, {"m": responses(GOOD)}, {})
+    assert finding.rows[0][COLUMNS.index("reward") :] == [None] * 7
+    assert any("m: programs were run by an earlier release" in text for text in finding.text)
+    assert paper_table(finding)[1][0][1] is None
 
 
 def tried(**counts: int) -> list[ProgramResult]:

@@ -28,6 +28,7 @@ def figures() -> list[Figure]:
         Figure("bars", "Bars", "model", "rate", bars, marks=[Mark(0.5, "half")], note="How to read it."),
         Figure("histogram", "Histogram", "cost", "share", histogram, marks=[Mark(1.5, "floor", "x")]),
         Figure("radar", "Radar", "category", "score", radar),
+        Figure("matrix", "Matrix", "", "cost", radar),
     ]
 
 

@@ -118,6 +118,14 @@ def test_a_radar_shows_which_categories_have_a_value() -> None:
     assert len(dots(figure)) == 4
 
 
+def test_a_matrix_has_a_cell_per_number_the_darker_the_larger() -> None:
+    rows = [Series("a", ["x", "y"], [0.0, 2.0]), Series("b", ["x", "y"], [1.0, math.nan])]
+    drawing = draw(Figure("matrix", "M", "", "cost", rows)).body
+    assert re.findall(r'fill-opacity="([^"]+)"', drawing) == ["0.06", "0.56", "0.31"]
+    assert [text for text in texts(f"<svg>{drawing}</svg>") if text in ("0", "2", "1")] == ["0", "2", "1"]
+    assert "a, y: 2" in drawing
+
+
 def test_many_points_are_thinned() -> None:
     values = [float(i) for i in range(20_000)]
     assert len(dots(Figure("scatter", "t", "x", "y", [Series("a", values, values)]))) == 4000

@@ -42,6 +42,9 @@ OTHER_TOKENS = "(all other tokens)"
 CANDIDATES, MOVES, FLOWS, NEAREST = 12, 10, 16, 6
 """Of a token: most likely candidates; moves, and flows (moves and what stayed) of the plan; nearest tokens."""
 
+SHOWN = 6
+"""Of a token that is singled out: candidates in the figures of distributions and costs."""
+
 LEAST_MASS = 1e-5
 """Flows below it are rounding and the solver's tolerance."""
 
@@ -86,6 +89,9 @@ def analyze(
             model, context.reference, context.run.tokenizer, ids, drawn, ReverseKL(), wasserstein,
             temperature=context.run.temperature(policy),
         )  # fmt: skip
+        for place in singled_out(studies[policy]["tokens"]):
+            token = studies[policy]["tokens"][place]
+            token["costs"] = candidate_costs(token, wasserstein)
     finding = case_finding(studies, prompt.strip(), regularizer, context.settings(tokens=tokens))
     data = ({"policy": policy} | study for policy, study in studies.items())
     return noted(finding, *context.regularizers.notes([regularizer])), data
@@ -149,7 +155,8 @@ def case_study(
     """Each token ``(P,)`` of a response, from the logits ``(P, V)`` that it was drawn from and the reference's.
 
     A token has ``text``, ``id``, its penalties ``kl`` and ``wpr``, its probabilities ``policy`` and ``reference``;
-    ``candidates``: the most likely tokens by the larger of both probabilities, and the token itself in any case;
+    ``candidates``: the most likely tokens by the larger of both probabilities with their ``id``, and the token itself
+    in any case;
     ``plan``: net flows from the policy to the reference with ``mass`` and ``cost``: the largest moves, and in the
     remaining places what stayed (``from`` is ``to``, cost 0), by mass; ``moved``: the mass that goes to another token;
     ``unmatched_policy`` and ``unmatched_reference``; ``nearest``: the nearest tokens with ``distance`` and both
@@ -221,7 +228,35 @@ class _Position:
         best: list[int] = larger.topk(min(CANDIDATES, len(larger))).indices.tolist()
         if drawn not in best:
             best[-1] = drawn
-        return [self.token(token) for token in best]
+        return [self.token(token) | {"id": token} for token in best]
+
+
+def singled_out(tokens: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of the tokens that the two penalties see most differently, of those that neither lacks: where reverse KL
+    objects more than the Wasserstein penalty, each on its own range, and where it objects less.
+    """
+    kl, wpr = (_normalised([token[key] for token in tokens]) for key in ("kl", "wpr"))
+    apart = {place: a - b for place, (a, b) in enumerate(zip(kl, wpr, strict=True)) if math.isfinite(a - b)}
+    if not apart:
+        return []
+    return list(dict.fromkeys([max(apart, key=lambda place: apart[place]), min(apart, key=lambda place: apart[place])]))
+
+
+def first_candidates(token: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The first `SHOWN` candidates, the token itself in the last place where it is not among them."""
+    first = token["candidates"][:SHOWN]
+    if all(one["id"] != token["id"] for one in first):
+        first[-1] = next(one for one in token["candidates"] if one["id"] == token["id"])
+    return first
+
+
+def candidate_costs(token: Mapping[str, Any], wasserstein: Wasserstein) -> list[list[float | None]]:
+    """Costs between `first_candidates`, in units of the geometry's scale; None between tokens that are not
+    among each other's nearest, which are infinitely far apart.
+    """
+    geometry = wasserstein.geometry
+    ids = torch.tensor([[one["id"] for one in first_candidates(token)]], device=geometry.embeddings.device)
+    return [[_number(cost) for cost in row] for row in geometry.cost(ids)[0]]
 
 
 def _largest_flows(flow: Tensor, cost: Tensor, ids: Sequence[int], decode: Decode) -> list[dict[str, Any]]:
@@ -334,6 +369,8 @@ def case_finding(
                 note="Each penalty from its smallest value in the response (0) to its largest (1).",
             )
         )  # fmt: skip
+        for place, token in enumerate(tokens, 1):
+            figures += _two_distributions(policy, place, token) if token.get("costs") else []
     return Finding(
         name="case-study",
         title="Case study of a prompt",
@@ -343,6 +380,38 @@ def case_finding(
         figures=figures,
         settings={"prompt": prompt, "wasserstein": wasserstein, **(settings or {})},
     )
+
+
+def _two_distributions(policy: str, place: int, token: Mapping[str, Any]) -> list[Figure]:
+    """Both models' probabilities of the candidates for one token, and the costs between these."""
+    shown = first_candidates(token)
+    written = [one["text"].strip() or repr(one["text"]) for one in shown]
+    names = [
+        f"{text} #{one['id']}" if written.count(text) > 1 else text for text, one in zip(written, shown, strict=True)
+    ]
+    head = f"{policy}, token {place} ({token['text'].strip() or repr(token['text'])})"
+    distributions = [
+        Series(title, names, [math.nan if one[key] is None else one[key] for one in shown])
+        for title, key in ((policy, "policy"), ("reference", "reference"))
+    ]
+    costs = [
+        Series(name, names, [math.nan if cost is None else cost for cost in row])
+        for name, row in zip(names, token["costs"], strict=True)
+    ]
+    return [
+        Figure(
+            "bars", f"{head}: next-token probabilities", "", "probability", distributions,
+            name=f"token-{slug(policy)}-{place}-probabilities",
+            note=f"{len(shown)} tokens: the most likely by the larger of both probabilities, and the one drawn. "
+            f"Penalties: reverse KL {token['kl']:.3g}, Wasserstein {token['wpr']:.3g}.",
+        ),
+        Figure(
+            "matrix", f"{head}: costs between candidates", "", "cost", costs,
+            name=f"token-{slug(policy)}-{place}-costs",
+            note="1 is the distance of a typical token to its nearest neighbour. Gaps: not among each other's nearest, "
+            "so that no mass goes there.",
+        ),
+    ]  # fmt: skip
 
 
 def _summary(policy: str, tokens: list[Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,10 @@
-"""What training cost: seconds of a PPO step by part, seconds and memory of each stage."""
+"""What training cost: seconds of a PPO step by part, hours of 1,000 steps, seconds and memory of each stage.
+
+The paper's hours are of 1,000 micro-batches: its code counts those as steps (docs/recipes.md). An optimizer step has
+``gradient_accumulation_steps`` of them, so that
+
+    hours of 1,000 micro-batches = 1,000 * seconds of an optimizer step / gradient_accumulation_steps / 3,600
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,11 @@ PARTS = {
 """Parts of a step that the trainer times, and what they are."""
 
 STAGE_COLUMNS = ["stage", "status", "seconds", "peak memory (GB)"]
+HOUR_COLUMNS = [
+    "h per 1,000 optimizer steps",
+    *(f"{part}, h per 1,000 micro-batches" for part in ("generation", "penalty", "all else", "sum")),
+]
+"""The last four are the rows of the paper's table of times; its backpropagation is here all that is left."""
 
 
 class StageCost(NamedTuple):
@@ -44,7 +55,7 @@ def analyze(context: AnalysisContext) -> Found:
         context.say(f"Note: {problem}")
     stages = stage_costs(run)
     steps = {policy.own_name: found for policy in run.policies if (found := seconds_per_step(policy))}
-    finding = cost_finding(stages, steps, {"run": context.run.path.resolve().name})
+    finding = cost_finding(stages, steps, {"run": context.run.path.resolve().name}, accumulation_of(run))
     data = [{"stage": one.name, "seconds": one.seconds, "peak_memory_gb": one.gigabytes} for one in stages]
     return finding, [*data, *({"policy": policy} | found for policy, found in steps.items())]
 
@@ -61,6 +72,32 @@ def stage_costs(run: RunRecord) -> list[StageCost]:
     ]  # fmt: skip
 
 
+def accumulation_of(run: RunRecord) -> dict[str, int]:
+    """Micro-batches of an optimizer step, by policy, where the manifest has the trainer's settings."""
+    found = {}
+    for stage, record in run.stages.items():
+        steps = mapping(mapping(record).get("settings")).get("gradient_accumulation_steps")
+        if stage.startswith("ppo/") and isinstance(steps, int) and steps > 0:
+            found[stage.removeprefix("ppo/")] = steps
+    return found
+
+
+def hours_per_thousand(parts: Mapping[str, float], accumulation: int | None) -> list[float | None]:
+    """Hours of 1,000 optimizer steps; then of 1,000 micro-batches: generation, penalty, the rest, and all. parts: in
+    seconds per optimizer step. accumulation: micro-batches of a step; None where that is not known.
+    """
+    if not parts:
+        return [None] * 5
+    total, thousand = sum(parts.values()), 1000 / 3600
+    drawn, penalty = parts.get("generation"), parts.get("penalty")
+    rest = total - (drawn or 0.0) - (penalty or 0.0)
+    micro = [
+        None if one is None or accumulation is None else thousand * one / accumulation
+        for one in (drawn, penalty, rest, total)
+    ]
+    return [thousand * total, *micro]
+
+
 def seconds_per_step(policy: Policy) -> dict[str, float]:
     """Mean seconds of each part. A log line holds the sum since the line before it."""
     steps = max((float(line["step"]) for line in policy.lines), default=0.0)
@@ -73,9 +110,12 @@ def seconds_per_step(policy: Policy) -> dict[str, float]:
 
 
 def cost_finding(
-    stages: Sequence[StageCost], steps: Mapping[str, Mapping[str, float]], settings: Mapping[str, Any] | None = None
+    stages: Sequence[StageCost],
+    steps: Mapping[str, Mapping[str, float]],
+    settings: Mapping[str, Any] | None = None,
+    accumulation: Mapping[str, int] | None = None,
 ) -> Finding:
-    """The finding on stages and on the parts of a step, in seconds, by policy."""
+    """The finding on stages and on the parts of a step, in seconds, by policy. accumulation: its micro-batches."""
     parts = list(dict.fromkeys(part for found in steps.values() for part in found))
     if not stages and not parts:
         raise UnavailableError(
@@ -85,7 +125,8 @@ def cost_finding(
     for stage in stages:
         found = steps.get(stage.name.removeprefix("ppo/"), {}) if stage.name.startswith("ppo/") else {}
         total = sum(found.values()) if found else None
-        rows.append([*stage, *(found.get(part) for part in parts), total])
+        hours = hours_per_thousand(found, (accumulation or {}).get(stage.name.removeprefix("ppo/")))
+        rows.append([*stage, *(found.get(part) for part in parts), total, *hours])
     figures = []
     if parts:
         series = [Series(part, list(steps), [found.get(part, 0.0) for found in steps.values()]) for part in parts]
@@ -101,7 +142,7 @@ def cost_finding(
         name="costs",
         title="Time and memory",
         text=_summary(steps),
-        columns=[*STAGE_COLUMNS, *(f"{part}, s per step" for part in parts), "sum, s per step"],
+        columns=[*STAGE_COLUMNS, *(f"{part}, s per step" for part in parts), "sum, s per step", *HOUR_COLUMNS],
         rows=rows,
         figures=figures,
         settings=dict(settings or {}),
@@ -110,7 +151,8 @@ def cost_finding(
 
 def _summary(steps: Mapping[str, Mapping[str, float]]) -> list[str]:
     sentences = [
-        "Seconds and peak memory (of the GPU, or of the process where there is none) as the run recorded them."
+        "Seconds and peak memory (of one GPU, that of the main process; of that process where there is none) as the "
+        "run recorded them. The paper's steps are micro-batches."
     ]
     for policy, found in steps.items():
         total = sum(found.values())

@@ -1,7 +1,8 @@
 """Sensitivity: what policies of a sweep reached, against the one setting in which they differ.
 
 Policies that are alike in every setting but one make a line over that setting. Nothing is fitted: every point is a
-trained policy, measured on held-out prompts.
+trained policy, measured on held-out prompts. Where judges compared a run's policies with a baseline (`wpr judge`),
+their win rates are lines too, one per judge, baseline and temperature.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from wpr.analysis.context import AnalysisContext, Found
 from wpr.errors import UnavailableError
-from wpr.findings import Cell, Figure, Finding, Mark, Series
+from wpr.evaluation.judging.run_result import JudgedPair, judged_pairs
+from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
 from wpr.runs.finished_run import FinishedRun
 
 SETTINGS = {
@@ -37,12 +39,15 @@ METRICS = {
 DRAWN = ("score", "win_rate", "gold_win_rate", "kl")
 """Divergences of different settings have different units: they are in the table only."""
 
+JUDGED = "judged win rate over "
+
 
 @dataclass(frozen=True)
 class Member:
     """A trained policy of a sweep.
 
-    settings: dotted, all that decide its training. results: of `METRICS`, those that are known.
+    settings: dotted, all that decide its training. results: of `METRICS`, those that are known; and win rates by
+        judges, under names that begin with `JUDGED`.
     intervals: ends of 95% intervals of results, where known.
     """
 
@@ -64,28 +69,34 @@ class SweepLine:
 def analyze(context: AnalysisContext, others: Sequence[FinishedRun] = ()) -> Found:
     """What policies reached against the setting in which they differ, of this run and of others like it."""
     runs = [context.run, *others]
-    members = [
-        _member(run, policy, f"{run.path.resolve().name}: {policy}" if len(runs) > 1 else policy)
-        for run in runs
-        for policy in run.finished
-    ]
+    members = []
+    for run in runs:
+        judged = judged_pairs(found_in(run.path))
+        for policy in run.finished:
+            name = f"{run.path.resolve().name}: {policy}" if len(runs) > 1 else policy
+            members.append(_member(run, policy, name, judged))
     finding = sensitivity_finding(members, {"runs": [str(run.path.resolve().name) for run in runs]})
     return finding, (dict(vars(member)) for member in members)
 
 
-def _member(run: FinishedRun, policy: str, name: str) -> Member:
+def _member(run: FinishedRun, policy: str, name: str, judged: Sequence[JudgedPair]) -> Member:
     record = run.manifest["stages"][f"ppo/{policy}"]
     inputs, results = record["inputs"], record["results"]
     settings = {f"ppo.{key}": value for key, value in inputs["ppo"].items()}
     settings |= regularizer_settings(inputs["regularizer"])
     settings |= {key: value for key, value in inputs.items() if key not in ("ppo", "regularizer")}
     after = results.get("after") or {}
-    known = {metric: after.get(metric) for metric in METRICS}
+    known: dict[str, Any] = {metric: after.get(metric) for metric in METRICS}
     intervals = {}
     for metric in ("win_rate", "gold_win_rate"):
         known[metric] = results.get(f"{metric}_before")
         if ends := results.get(f"{metric}_before_interval"):
             intervals[metric] = (float(ends["low"]), float(ends["high"]))
+    for pair in judged:
+        for seen in (pair, pair.turned()):
+            if seen.ours == policy:
+                metric = f"{JUDGED}{seen.theirs} ({seen.judge}, temperature {seen.temperature:g})"
+                known[metric], intervals[metric] = seen.win_rate, (seen.low, seen.high)
     return Member(name, settings, {key: float(value) for key, value in known.items() if value is not None}, intervals)
 
 
@@ -129,30 +140,45 @@ def sensitivity_finding(members: Sequence[Member], settings: Mapping[str, Any] |
             f"none of the {len(members)} finished policies differ in one of {', '.join(SETTINGS.values())} alone; "
             "train some, as with `wpr sweep RECIPE --grid ppo.beta=0.1,0.01`"
         )
-    shown = [metric for metric in METRICS if any(metric in member.results for member in members)]
+    titles = titles_of([member for line in lines for member in line.members])
+    judged = [metric for metric in titles if metric.startswith(JUDGED)]
+    shown = [metric for metric in titles if metric not in judged]
     rows: list[list[Cell]] = []
     for line in lines:
         for member in line.members:
             low, high = member.intervals.get("win_rate", (None, None))
             values = [member.results.get(metric) for metric in shown]
+            by_judges: list[Cell] = []
+            for metric in judged:
+                by_judges += [member.results.get(metric), *member.intervals.get(metric, (None, None))]
             setting = member.settings[line.setting]
             value = setting if isinstance(setting, int | float | str) else str(setting)
-            rows.append([line.name, SETTINGS[line.setting], value, member.policy, *values, low, high])
+            rows.append([line.name, SETTINGS[line.setting], value, member.policy, *values, low, high, *by_judges])
     figures = [
         figure
         for setting in SETTINGS
-        for metric in DRAWN
+        for metric in (*DRAWN, *judged)
         if (figure := _figure([line for line in lines if line.setting == setting], setting, metric)) is not None
     ]
     return Finding(
         name="sensitivity",
         title="Sensitivity to settings",
-        text=_summary(lines),
-        columns=["line", "setting", "value", "policy", *(METRICS[one] for one in shown), "win rate low", "high"],
+        text=_summary(lines, judged),
+        columns=[
+            "line", "setting", "value", "policy", *(titles[one] for one in shown), "win rate low", "high",
+            *(f"{metric}{end}" for metric in judged for end in ("", ", low", ", high")),
+        ],
         rows=rows,
         figures=figures,
         settings=dict(settings or {}),
-    )
+    )  # fmt: skip
+
+
+def titles_of(members: Sequence[Member]) -> dict[str, str]:
+    """What tables call the results that members have: those of `METRICS`, and win rates by judges."""
+    found = {metric for member in members for metric in member.results}
+    judged = sorted(metric for metric in found if metric.startswith(JUDGED))
+    return {metric: title for metric, title in METRICS.items() if metric in found} | {one: one for one in judged}
 
 
 def _figure(lines: Sequence[SweepLine], setting: str, metric: str) -> Figure | None:
@@ -166,9 +192,11 @@ def _figure(lines: Sequence[SweepLine], setting: str, metric: str) -> Figure | N
                   for one in series]  # fmt: skip
     log = len(numbers) == len(values) and min(numbers) > 0 and max(numbers) / min(numbers) >= 8
     name = SETTINGS[setting]
-    marks = [Mark(0.5, "no difference")] if "win_rate" in metric else []
-    title = f"{METRICS[metric]} by {name}"
-    return Figure("lines", title, name, METRICS[metric], series, log_x=log, marks=marks, name=f"{metric}-by-{name}")
+    judged = metric.startswith(JUDGED)
+    marks = [Mark(0.5, "no difference")] if judged or "win_rate" in metric else []
+    title = f"{METRICS.get(metric, metric)} by {name}"
+    label = "win rate" if judged else METRICS[metric]
+    return Figure("lines", title, name, label, series, log_x=log, marks=marks, name=slug(f"{metric}-by-{name}"))
 
 
 def _series(line: SweepLine, setting: str, metric: str) -> Series:
@@ -180,28 +208,41 @@ def _series(line: SweepLine, setting: str, metric: str) -> Series:
     return Series(line.name, x, y, low if known else None, high if known else None)
 
 
-def _summary(lines: Sequence[SweepLine]) -> list[str]:
+def _summary(lines: Sequence[SweepLine], judged: Sequence[str]) -> list[str]:
     sentences = ["Each point is a policy trained with that value and otherwise the same settings, on held-out prompts."]
     for line in lines:
         name, values = SETTINGS[line.setting], [member.settings[line.setting] for member in line.members]
-        rates = [(m.results["win_rate"], m) for m in line.members if "win_rate" in m.results]
         said = f"{line.name} over {name} = {', '.join(f'{value}' for value in values)}"
-        if rates:
-            best, worst = max(rates, key=lambda pair: pair[0]), min(rates, key=lambda pair: pair[0])
-            said += (
-                f": the win rate over SFT goes from {worst[0]:.3f} ({name} = {worst[1].settings[line.setting]}) to "
-                f"{best[0]:.3f} ({name} = {best[1].settings[line.setting]})"
-            )
-            ends = [m.intervals["win_rate"] for _, m in rates if "win_rate" in m.intervals]
-            if ends and max(low for low, _ in ends) <= min(high for _, high in ends):
-                # Two win rates over SFT are not compared by their intervals: both are on the same prompts.
-                said += (
-                    "; all their intervals overlap, which leaves open which value is better: look at the win rates of "
-                    "these policies over one another"
-                )
-        sentences.append(f"{said}.")
+        found = _range(line, "win_rate", "the win rate over SFT")
+        sentences.append(f"{said}: {found}." if found else f"{said}.")
+        sentences += [
+            f"{line.name} over {name}: {found}."
+            for metric in judged
+            if (found := _range(line, metric, f"the {metric}"))
+        ]
     sentences.append("Intervals are over prompts; another seed of training may move a point by more.")
     return sentences
+
+
+def _range(line: SweepLine, metric: str, title: str) -> str:
+    """From the worst to the best value of the line's setting; nothing where no member was measured."""
+    name = SETTINGS[line.setting]
+    rates = [(m.results[metric], m) for m in line.members if metric in m.results]
+    if not rates:
+        return ""
+    best, worst = max(rates, key=lambda pair: pair[0]), min(rates, key=lambda pair: pair[0])
+    said = (
+        f"{title} goes from {worst[0]:.3f} ({name} = {worst[1].settings[line.setting]}) to {best[0]:.3f} ({name} = "
+        f"{best[1].settings[line.setting]})"
+    )
+    ends = [m.intervals[metric] for _, m in rates if metric in m.intervals]
+    if ends and max(low for low, _ in ends) <= min(high for _, high in ends):
+        # Two win rates over SFT are not compared by their intervals: both are on the same prompts.
+        said += (
+            "; all their intervals overlap, which leaves open which value is better: look at the win rates of these "
+            "policies over one another"
+        )
+    return said
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

@@ -18,6 +18,7 @@ from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD, MonitorSettings
 from wpr.config.recipe import WORDING, EvaluationSettings
 from wpr.errors import OptionError, UnavailableError
+from wpr.evaluation.judging.run_result import judged_pairs
 from wpr.evaluation.monitors import make_monitor
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
@@ -164,28 +165,16 @@ def by_scores(scores: Scores, against: str, judge: str) -> list[WinRateAtTempera
 
 def by_judges(findings: Sequence[Finding], against: str) -> list[WinRateAtTemperature]:
     """What judges said of models against ``against``, either way round, at the same temperature of both."""
-    found = []
-    for finding in findings:
-        headers = finding.settings.get("headers")
-        cells = {str(row[0]): row[1:4] for row in finding.rows if row}
-        if not finding.name.startswith("judge-") or not isinstance(headers, list) or "win rate" not in cells:
-            continue
-        names, heats = [one.get("name") for one in headers], [drawn_at(one) for one in headers]
-        values = [float(value) for value in cells["win rate"] if isinstance(value, int | float)]
-        if len(names) != 2 or against not in names or heats[0] is None or heats[0] != heats[1] or len(values) != 3:
-            continue
-        rate, low, high = values
-        model = names[0]
-        if model == against:  # the judge was asked the other way round
-            model, rate, low, high = names[1], 1 - rate, 1 - high, 1 - low
-        p_value = cells.get("sign test p", [None])[0]
-        p_value = float(p_value) if isinstance(p_value, int | float) else None
-        judge = finding.title.rpartition("judged by ")[2]
-        found.append(WinRateAtTemperature(str(model), judge, heats[0], rate, low, high, p_value))
+    either = [(one, one.turned()) for one in judged_pairs(findings)]
+    found = [
+        WinRateAtTemperature(seen.ours, seen.judge, seen.temperature, seen.win_rate, seen.low, seen.high, seen.p,
+                             seen.prompts)
+        for sides in either for seen in sides if seen.theirs == against
+    ]  # fmt: skip
     if not found:
         raise ValueError(
             f"no finding of a judge compares a model with {against} at one temperature; judge responses that `wpr "
-            "generate` wrote, as in `wpr judge RUN/generations/POLICY-t0.5.jsonl RUN/generations/sft-t0.5.jsonl`"
+            f"generate` wrote, as in `wpr judge RUN --against {against}`"
         )
     return sorted(found, key=lambda one: (one.model, one.judge, one.temperature))
 

@@ -92,18 +92,25 @@ class AskingOptions:
             )
 
     def ask(
-        self, judge: Judge, questions: Sequence[Question], cache: Path, what: str, title: str
+        self,
+        judge: Judge,
+        questions: Sequence[Question],
+        cache: Path,
+        what: str,
+        title: str,
+        others: Sequence[Path] = (),
     ) -> JudgeResults | None:
         """The judge's answers, those of the cache and the others asked for now; None on a dry run.
 
-        what: is to be judged, with its number, as ``250 comparisons``. title: of the progress bar.
+        what: is to be judged, with its number, as ``250 comparisons``. title: of the progress bar. others: caches of
+        other evaluations, whose answers serve too.
         """
         from wpr.evaluation.judging.asking import ask_all, pending
 
-        if not self._agreed(judge, pending(judge, questions, cache), what):
+        if not self._agreed(judge, pending(judge, questions, cache, others), what):
             return None
         with show_progress(title, len(questions)) as advance:
-            return ask_all(judge, questions, cache, self.limits, advance, note)
+            return ask_all(judge, questions, cache, self.limits, advance, note, others)
 
     def _agreed(self, judge: Judge, missing: Sequence[Question], what: str) -> bool:
         """Say what it will take, and whether to go on. Judges in this process are not asked about."""

@@ -14,6 +14,7 @@ from wpr.commands.output import note, save_and_print, say
 
 if TYPE_CHECKING:
     from wpr.evaluation.judging.questions import Judge
+    from wpr.evaluation.mt_bench.grading_rubric import GradingRubric
     from wpr.evaluation.mt_bench.question_file import BenchQuestion
     from wpr.evaluation.response_generation import SamplingParams
     from wpr.runs.responses import ResponseFile
@@ -38,6 +39,12 @@ Function = Annotated[
     str | None,
     judge_options.judge_option(
         help="package.module:function that judges: (questions, answers, reference, category, turn) -> 1 to 10."
+    ),
+]
+RubricFile = Annotated[
+    Path | None,
+    judge_options.judge_option(
+        "--rubric", help="A file with what a server's model is told.", show_default="MT-Bench's criteria in our words"
     ),
 ]
 Settings = Annotated[
@@ -70,6 +77,7 @@ def mt_bench(
     judge: judge_options.JudgeModel = None,
     base_url: judge_options.BaseUrl = None,
     function: Function = None,
+    rubric: RubricFile = None,
     key_variable: judge_options.KeyVariable = "OPENAI_API_KEY",
     settings: Settings = None,
     concurrency: judge_options.Concurrency = 16,
@@ -90,6 +98,8 @@ def mt_bench(
 
         wpr mt-bench runs/hh-gemma-2b -q question.jsonl --judge gpt-4o-2024-05-13
 
+        wpr mt-bench runs/hh-gemma-2b -q question.jsonl --judge gpt-4o-2024-05-13 --rubric my-prompts.yaml
+
         wpr mt-bench -m models/smollm2 -q question.jsonl -j my-judge --base-url http://localhost:8000/v1 -o results -y
 
         wpr mt-bench -m models/smollm2 -q question.jsonl -o results --limit 8
@@ -102,13 +112,14 @@ def mt_bench(
     limits = RequestLimits(concurrency, requests_per_minute, tokens_per_minute, timeout)
     asking = judge_options.AskingOptions(limits, price_in, price_out, yes, dry_run)
     grader = _judge(judge, base_url, key_variable, settings or [], function)
+    told = _rubric(rubric, judge)
     chosen = generation.choose_models(run, policy, model, batch_size, restart, dtype, device, back_end, vllm_url)
     chosen.folder(output)  # refused now, not after the first answers
     bench = _Bench(asked, heat, SamplingParams(0.0, top_k, top_p, max_new_tokens, seed), chosen, output)
     answers = {name: bench.answer(name, path) for name, path in chosen.paths.items()}
     say(f"answers to {len(asked)} questions are in {bench.answer_folder}")
     if grader is not None:
-        bench.grade(grader, answers, asking, {"questions": str(questions), "temperatures": heat})
+        bench.grade(grader, told, answers, asking, {"questions": str(questions), "temperatures": heat})
 
 
 def _read(
@@ -166,11 +177,12 @@ class _Bench:
     def grade(
         self,
         judge: Judge,
+        rubric: GradingRubric | None,
         answers: dict[str, list[ResponseFile]],
         asking: judge_options.AskingOptions,
         facts: dict[str, Any],
     ) -> None:
-        """Have answers graded; save and print the scores. facts: to be saved with them."""
+        """Have answers graded; save and print the scores. rubric: None for ours. facts: to be saved with them."""
         from wpr.evaluation.judging.questions import LocalJudge
         from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
         from wpr.evaluation.mt_bench.scores import mt_bench_finding
@@ -179,7 +191,9 @@ class _Bench:
         name = f"mt-bench-{slug(judge.name)}"
         folder = self.chosen.folder(self.output, "evaluations") / name
         bare = isinstance(judge, LocalJudge)
-        asked = [one for model, files in answers.items() for one in to_be_graded(model, self.questions, files, bare)]
+        asked = [
+            one for model, files in answers.items() for one in to_be_graded(model, self.questions, files, bare, rubric)
+        ]
         what = f"{len(asked)} answers to be graded"
         replies = asking.ask(judge, asked, folder / "judge-answers.jsonl", what, f"grades of {judge.name}")
         if replies is None:
@@ -189,6 +203,7 @@ class _Bench:
         grades = {model: grades_of(model, self.questions, replies) for model in answers}
         facts = facts | {
             "judge": dict(judge.identity),
+            "rubric": "ours" if rubric is None else asdict(rubric),
             "accounts": asdict(replies.accounts),
             "answers": {model: dict(files[0].header) for model, files in answers.items()},
         }
@@ -219,6 +234,17 @@ def _judge(
         return None
     # An explanation comes before the rating.
     return judge_options.server_judge(model, base_url, key_variable, settings, {"max_tokens": 1024})
+
+
+def _rubric(path: Path | None, judge: str | None) -> GradingRubric | None:
+    from wpr.errors import OptionError
+    from wpr.evaluation.mt_bench.grading_rubric import load_grading_rubric
+
+    if path is None:
+        return None
+    if judge is None:
+        raise OptionError(f"--rubric {path} is told to a server's model, and none is named; name it with --judge")
+    return load_grading_rubric(path)
 
 
 def _temperatures(given: list[str], categories: set[str]) -> dict[str, float]:

@@ -156,7 +156,9 @@ class _Exam:
 
     def save(self) -> None:
         """Save and print who solved how many."""
-        from wpr.evaluation.code_scores import pass_at_1_finding
+        from wpr.atomic_io import write_atomically
+        from wpr.evaluation.code_scores import paper_table, pass_at_1_finding
+        from wpr.findings import as_csv
 
         facts: dict[str, Any] = {
             "sampling": asdict(self.sampling),
@@ -165,4 +167,6 @@ class _Exam:
             "styles": self.styles,
             "responses": {name: dict(file.header) for name, file in self.responses.items()},
         }
-        save_and_print(pass_at_1_finding(self.benchmark, self.results, self.responses, facts), self.folder)
+        finding = pass_at_1_finding(self.benchmark, self.results, self.responses, facts)
+        write_atomically(self.folder / "paper-table.csv", as_csv(*paper_table(finding)))
+        save_and_print(finding, self.folder)

@@ -13,7 +13,7 @@ from wpr.data.rows import DataError
 from wpr.evaluation.code_tasks import CodeTask
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.rewards.code import Limits, Outcome, Runner
+from wpr.rewards.code import Limits, Outcome, Runner, reward_of
 from wpr.runs.fingerprints import content_fingerprint
 from wpr.runs.jsonl_log import Journal, read_finished, refuse_other_header
 from wpr.runs.responses import ResponseFile
@@ -22,19 +22,54 @@ KINDS = ("passed", "wrong", "error", "timeout", "syntax")
 """passed: every test. wrong: a test gave something else. error: a test raised or was killed. timeout: time was up.
 syntax: no Python program at all. Where tests of a program end differently, the first error or timeout names it."""
 
+TESTS = ("tests", "tests_passed", "tests_wrong", "tests_error", "tests_timeout")
+"""Counts of tests: all that problems have, and those that ended so. The others were not run, because the program does
+not compile or an earlier error had decided its reward."""
+
+PAPER = ("introductory", "interview", "competition")
+"""APPS's difficulties in the order of the paper's table."""
+
 AT_A_TIME = 8
 """Programs per worker between two writes to the disk."""
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What became of one task's program."""
+    """What became of one task's program.
+
+    tests, ...: counts of its tests, see `TESTS`. reward: the paper's, see `reward_of`. None of all in files of earlier
+    releases.
+    """
 
     task_id: str
     difficulty: str
     kind: str
     message: str
     program: str
+    tests: int | None = None
+    tests_passed: int | None = None
+    tests_wrong: int | None = None
+    tests_error: int | None = None
+    tests_timeout: int | None = None
+    reward: float | None = None
+
+
+def result_of(task: CodeTask, program: str, outcome: Outcome) -> ProgramResult:
+    """What became of a task's program, with its tests counted."""
+    ended = Counter(outcome.results)
+    return ProgramResult(
+        task.task_id,
+        task.problem.difficulty,
+        kind_of(outcome),
+        outcome.message,
+        program,
+        tests=len(task.problem.tests),
+        tests_passed=ended["pass"],
+        tests_wrong=ended["fail"],
+        tests_error=ended["error"],
+        tests_timeout=ended["timeout"],
+        reward=reward_of(outcome),
+    )
 
 
 def kind_of(outcome: Outcome) -> str:
@@ -92,10 +127,7 @@ def run_programs(
             part = waiting[start : start + size]
             outcomes = runner.run([(programs[task.task_id], task.problem) for task in part])
             tried = [
-                ProgramResult(
-                    task.task_id, task.problem.difficulty, kind_of(outcome), outcome.message, programs[task.task_id]
-                )
-                for task, outcome in zip(part, outcomes, strict=True)
+                result_of(task, programs[task.task_id], outcome) for task, outcome in zip(part, outcomes, strict=True)
             ]
             journal.append([asdict(one) for one in tried])
             done.update((one.task_id, one) for one in tried)
@@ -125,11 +157,48 @@ def scores(model: str, tried: Sequence[ProgramResult]) -> list[list[Cell]]:
         # A pass is a win over one half and a failure a loss, so that this is Wilson's interval of the share.
         rate = win_rate([float(one.kind == "passed") for one in group], [0.5] * len(group))
         error = math.sqrt(rate.rate * (1 - rate.rate) / len(group))
-        rows.append([model, name, len(group), rate.rate, error, rate.low, rate.high, *(counts[kind] for kind in KINDS)])
+        kinds = [counts[kind] for kind in KINDS]
+        rows.append([model, name, len(group), rate.rate, error, rate.low, rate.high, *kinds, *_rewards(group)])
     return rows
 
 
-COLUMNS = ["model", "difficulty", "problems", "pass_at_1", "standard_error", "low", "high", *KINDS]
+COLUMNS = [
+    "model", "difficulty", "problems", "pass_at_1", "standard_error", "low", "high", *KINDS, "reward",
+    "reward_standard_error", *TESTS,
+]  # fmt: skip
+
+
+def _rewards(group: Sequence[ProgramResult]) -> list[Cell]:
+    """The last columns: mean reward with its standard error over problems, and sums of tests; empty where a result has
+    none.
+    """
+    rewards = [one.reward for one in group if one.reward is not None]
+    if len(rewards) < len(group):
+        return [None] * (2 + len(TESTS))
+    mean = sum(rewards) / len(rewards)
+    spread = sum((reward - mean) ** 2 for reward in rewards)
+    error = math.sqrt(spread / (len(rewards) - 1) / len(rewards)) if len(rewards) > 1 else None
+    return [mean, error, *(sum(getattr(one, name) for one in group) for name in TESTS)]
+
+
+def paper_table(finding: Finding) -> tuple[list[str], list[list[Cell]]]:
+    """Columns and rows as the paper's table of APPS has them: a row per model; reward, and pass@1 in percent, of each
+    difficulty and of all problems.
+    """
+    found = {(row["model"], row["difficulty"]): row for row in (dict(zip(finding.columns, cells, strict=True)) for cells
+             in finding.rows)}  # fmt: skip
+    models, names = (list(dict.fromkeys(str(key[place]) for key in found)) for place in (0, 1))
+    ordered = sorted(names, key=lambda name: (name == "all", PAPER.index(name) if name in PAPER else len(PAPER)))
+    columns = ["model", *(f"{name} {what}" for name in ordered for what in ("reward", "pass@1"))]
+    rows: list[list[Cell]] = []
+    for model in models:
+        cells: list[Cell] = [model]
+        for name in ordered:
+            row = found.get((model, name), {})
+            share = row.get("pass_at_1")
+            cells += [row.get("reward"), None if share is None else 100 * float(share)]
+        rows.append(cells)
+    return columns, rows
 
 
 def pass_at_1_finding(
@@ -143,8 +212,17 @@ def pass_at_1_finding(
     text = [
         "pass@1: the share of problems whose program passes every test, one program a problem. standard_error is "
         "sqrt(p (1 - p) / n); low and high are Wilson's 95% interval. Counts: passed; wrong, a test gave something "
-        "else; error, a test raised or was killed; timeout; syntax, no Python program at all."
+        "else; error, a test raised or was killed; timeout; syntax, no Python program at all. reward: the mean of what "
+        "PPO is given for a program (-1 does not compile, -0.6 error or timeout, else -0.3 + 1.3 passed / tests), with "
+        "its standard error over problems. tests: all that the problems have; the next columns say how many of them "
+        "ended how, and the others were not run. paper-table.csv has reward and pass@1 in percent side by side."
     ]
+    old = [model for model, one in tried.items() if any(result.reward is None for result in one)]
+    if old:
+        text.append(
+            f"{', '.join(old)}: programs were run by an earlier release, which did not count tests; for the reward, "
+            "run them again with --restart."
+        )
     if not settings.get("isolated", True):
         text.append(
             "Programs were run without isolation (--unsafe): one that looks for its check could forge its result."

@@ -22,6 +22,8 @@ LABEL, VALUE = 116, 46
 LONGEST_NAME = 18
 BAR, GAP = 13, 9
 RADAR = 78
+CELL = 20
+"""Height of a matrix's row."""
 
 STYLE = (
     "<style>.wpr-plot{font:11px system-ui,sans-serif}.wpr-plot .t{font-weight:600;font-size:12px}"
@@ -94,6 +96,8 @@ def draw(figure: Figure) -> Drawing:
     categories = figure.categories
     if figure.kind == "radar" and len(categories or ()) >= 3:
         found = _radar(figure, categories or [])
+    elif figure.kind == "matrix":
+        found = _matrix(figure, categories or [])
     elif figure.kind in ("bars", "radar"):
         found = _bars(figure, categories or [])
     else:
@@ -317,9 +321,49 @@ def _radar(figure: Figure, categories: list[str]) -> Drawing | None:
     return Drawing(join(*drawn), centre_y + RADAR + 26)
 
 
+def _matrix(figure: Figure, categories: list[str]) -> Drawing | None:
+    """A cell per row and column with its number, the darker the larger; a value that is none leaves a gap."""
+    values = [y for one in figure.series for y in one.y if math.isfinite(y)]
+    if not values:
+        return None
+    low, high = min(0.0, *values), max(values)
+    width = (WIDTH - LABEL - 2) / len(categories)
+    # Names of columns stand upright where one does not fit over its column.
+    upright = any(CHARACTER * len(name) > width for name in categories)
+    head = TOP + (CHARACTER * max(len(_cut(name)) for name in categories) if upright else 4) + 4
+    drawn = [tag("text", figure.y_label, x=2, y=TOP - 10)]
+    for column, name in enumerate(categories):
+        x, y = LABEL + (column + 0.5) * width, head - 6
+        turned = f"rotate(-90 {x + 4:.1f} {y:.1f})" if upright else None
+        anchor = None if upright else "middle"
+        label = tag("text", _cut(name), x=f"{x + (4 if upright else 0):.1f}", y=f"{y:.1f}", text_anchor=anchor,
+                    transform=turned)  # fmt: skip
+        drawn.append(tag("g", tag("title", name), label))
+    for row, one in enumerate(figure.series):
+        y = head + CELL * row
+        label = tag("text", _cut(one.name), x=LABEL - 6, y=f"{y + CELL / 2 + 4:.1f}", text_anchor="end")
+        drawn.append(tag("g", tag("title", one.name), label))
+        for column, name in enumerate(categories):
+            place = _place_of(one, name)
+            if place is None or not math.isfinite(one.y[place]):
+                continue
+            value, x = one.y[place], LABEL + column * width
+            share = (value - low) / (high - low) if high > low else 0.0
+            cell = tag(
+                "rect", x=f"{x + 1:.1f}", y=f"{y + 1:.1f}", width=f"{width - 2:.1f}", height=CELL - 2,
+                fill_opacity=f"{0.06 + 0.5 * share:.2f}", class_="fill c0",
+            )  # fmt: skip
+            text = tag("text", _rounded(value), x=f"{x + width / 2:.1f}", y=f"{y + CELL / 2 + 4:.1f}",
+                       text_anchor="middle")  # fmt: skip
+            drawn.append(tag("g", tag("title", f"{one.name}, {name}: {shown(value)}"), cell, text))
+    return Drawing(join(*drawn), head + 6 + CELL * len(figure.series))
+
+
 def _names(figure: Figure) -> list[tuple[int, str]]:
-    """The legend: of one series the axis says it all."""
-    return [(index, one.name) for index, one in enumerate(figure.series)] if len(figure.series) > 1 else []
+    """The legend: of one series the axis says it all, and a matrix has its rows' names."""
+    if figure.kind == "matrix" or len(figure.series) < 2:
+        return []
+    return [(index, one.name) for index, one in enumerate(figure.series)]
 
 
 def _sample(index: int) -> Markup:

@@ -19,6 +19,17 @@ from wpr.runs.finished_run import REFERENCE, FinishedRun
 from wpr.runs.jsonl_log import PARTIAL
 from wpr.runs.responses import Response, ResponseFile, drawn_at, read_responses
 
+NAMED = re.compile(r"(.+)-t(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+
+
+def drawn_files(run: Path) -> dict[str, dict[float, Path]]:
+    """The files ``generations/MODEL-tT.jsonl`` that are whole, by model and temperature."""
+    found: dict[str, dict[float, Path]] = {}
+    for path in sorted((run / "generations").glob("*.jsonl")):
+        if named := NAMED.fullmatch(path.name.removesuffix(".jsonl")):
+            found.setdefault(named[1], {})[float(named[2])] = path
+    return {name: dict(sorted(files.items())) for name, files in found.items()}
+
 
 class DrawnResponses:
     """The files ``generations/MODEL-tT.jsonl`` of a run, each read and checked once."""
@@ -88,9 +99,7 @@ class DrawnResponses:
             raise RunFolderError(f"{file.path} was drawn from other weights than are in {model} now; {again}")
 
     def _others(self, name: str) -> str:
-        stems = [path.name.removesuffix(".jsonl") for path in self._path(name).parent.glob("*.jsonl")]
-        found = [re.fullmatch(re.escape(name) + r"-t([0-9.e+-]+)", stem) for stem in stems]
-        return ", ".join(sorted(match[1] for match in found if match)) or "none"
+        return ", ".join(f"{heat:g}" for heat in drawn_files(self.run.path).get(name, {})) or "none"
 
     def _remedy(self) -> str:
         return f"`wpr generate {self.run.path} -t {self.temperature:g}"

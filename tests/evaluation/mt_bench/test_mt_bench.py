@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from tests.ppo.tiny import tokenizer
 from wpr.data import DataSettings, Encoder
 from wpr.data.rows import DataError
 from wpr.evaluation.judging.asking import JudgeResults
-from wpr.evaluation.judging.questions import Accounts, Answer, Reply, UnreadableError
+from wpr.evaluation.judging.questions import Accounts, Answer, JudgingSettingsError, Reply, UnreadableError
 from wpr.evaluation.mt_bench.conversations import first_turn, second_turn
 from wpr.evaluation.mt_bench.grading import grades_of, to_be_graded
-from wpr.evaluation.mt_bench.grading_rubric import grading_prompt, read_number, read_rating
+from wpr.evaluation.mt_bench.grading_rubric import grading_prompt, load_grading_rubric, read_number, read_rating
 from wpr.evaluation.mt_bench.question_file import BenchQuestion, read_questions, temperatures
 from wpr.evaluation.mt_bench.scores import COLUMNS, Grade, mt_bench_finding, score_rows
 from wpr.runs.responses import Response, ResponseFile
@@ -228,3 +229,66 @@ def test_scores_by_category_and_turn() -> None:
     assert any("1 of 6 answers of m have no rating" in text and "5.67 and 7.17" in text for text in finding.text)
     assert finding.figures[0].kind == "radar"
     assert finding.figures[0].series[0].x == ["math", "stem"]
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "generation.md").read_text(encoding="utf-8")
+
+
+def rubric_file(folder: Path, text: str | None = None) -> Path:
+    """That of the docs, or another."""
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    path = folder / "mine.yaml"
+    path.write_text(example if text is None else text)
+    return path
+
+
+def test_a_rubric_of_ones_own(tmp_path: Path) -> None:
+    rubric = load_grading_rubric(rubric_file(tmp_path))
+    assert (rubric.name, rubric.title) == ("mine", "what counts here")
+    with_reference = BenchQuestion("1", "math", ("first?", "{answer_2}"), ("ref one", "ref two"))
+    answers = ("{question}", "answer two")
+    system, user = rubric.messages(BenchQuestion("2", "writing", ("first?", "second?")), answers, 1)
+    assert system == {"role": "system", "content": "You are a fair grader."}
+    assert user["content"].endswith("Question: first?\nAnswer: {question}\n")
+    (shown,) = rubric.messages(with_reference, answers, 1)
+    assert "first? The right answer: ref one The answer: {question}" in shown["content"]
+    (shown,) = rubric.messages(with_reference, answers, 2)
+    assert shown["content"].endswith("first? ref one {question} {answer_2} ref two answer two\n")
+    # A reference that the template shows and the question lacks: the one without references.
+    (shown,) = rubric.messages(replace(with_reference, references=(None, "ref two")), answers, 2)
+    assert "ref two" not in shown["content"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: what counts here", "titel: x", "has the key 'titel', which is none of title, first, second"),
+        ("second:", "third:", "has the key 'third'"),
+        ("{question}\n    Answer", "x\n    Answer", "(first) does not show the judge {question}; put it into user"),
+        ("Answer: {answer}", "Answer: {anwser}", "(first) has the field {anwser}; there are {question} and {answer}"),
+        ("Answer: {answer}", "{answer} {ref_answer_1}", "(first) has the field {ref_answer_1}"),
+        ("The right answer: {ref_answer_1}", "", "(first_with_reference) does not show the judge {ref_answer_1}"),
+        ("Rate the second answer from 1 to 10, in this form: Rating: [[5]]", "", "(second) does not ask for a rating"),
+        ("  system: You are a fair grader.", "  system: 3", "(first): system must be a text"),
+        (
+            "  system: You are a fair grader.",
+            "  sytem: x",
+            "(first) has the key 'sytem', which is none of user, system",
+        ),
+    ],
+)
+def test_rubrics_that_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    good = rubric_file(tmp_path).read_text()
+    assert good.count(old) == 1
+    with pytest.raises(JudgingSettingsError) as caught:
+        load_grading_rubric(rubric_file(tmp_path, good.replace(old, new)))
+    assert message in str(caught.value)
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_a_rubric_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JudgingSettingsError, match=r"none\.yaml is no file; name a YAML file"):
+        load_grading_rubric(tmp_path / "none.yaml")
+    for text, message in (("words", "has no keys"), ("title: x", "has no first"), ("first: x\nsecond: x", "no user")):
+        with pytest.raises(JudgingSettingsError, match=message):
+            load_grading_rubric(rubric_file(tmp_path, text))

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,20 @@ def key_of(identity: Mapping[str, Any], asked: Any) -> str:
 
 
 class AnswerCache:
-    """The answers of one file. notes: what was found damaged in it, in words."""
+    """The answers of one file, and those of others that are only read. notes: what was found damaged, in words."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self.notes: list[str] = []
         self._replies: dict[str, Reply] = {}
         self._log: LogFile | None = None
+        self._others = [AnswerCache.look(other) for other in others if other != path]
+        self.notes += [note for other in self._others for note in other.notes]
 
     @classmethod
-    def look(cls, path: Path) -> AnswerCache:
+    def look(cls, path: Path, others: Sequence[Path] = ()) -> AnswerCache:
         """The answers that are there, without a lock and without changing anything."""
-        cache = cls(path)
+        cache = cls(path, others)
         content = path.read_bytes() if path.is_file() else b""
         cache._read(content[: content.rfind(b"\n") + 1])  # what follows may be a line that is being written
         return cache
@@ -55,7 +57,8 @@ class AnswerCache:
 
     def get(self, key: str) -> Reply | None:
         """The answer of this key, if it ever came."""
-        return self._replies.get(key)
+        everywhere = (self._replies, *(other._replies for other in self._others))
+        return next((replies[key] for replies in everywhere if key in replies), None)
 
     def __len__(self) -> int:
         return len(self._replies)

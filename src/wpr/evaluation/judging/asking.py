@@ -71,11 +71,13 @@ def ask_all(
     limits: RequestLimits | None = None,
     advance: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = lambda text: None,
+    others: Sequence[Path] = (),
 ) -> JudgeResults:
     """Ask every question that the cache has no answer to; see the head of this file.
 
     advance: told how many questions are done since it was last called.
     say: told why requests have to be sent again, each reason once, so that waiting is not a riddle.
+    others: files of answers to other sets of questions; what they have is not asked for, and they are not changed.
 
     Raises `JudgingError` where going on makes no sense (a wrong key, a model that is not there); what was answered
     until then is in the cache.
@@ -86,7 +88,7 @@ def ask_all(
     empty = next((one.id for one in questions if not one.messages and not isinstance(judge, LocalJudge)), None)
     if empty is not None:
         raise ValueError(f"question {empty} has no messages, and {judge.name} is sent nothing else; give it a rubric")
-    store = AnswerCache(cache)
+    store = AnswerCache(cache, others)
     with store.writing():
         work = _Asking(judge, store, limits or RequestLimits(), advance, say)
         work.accounts.notes += store.notes
@@ -98,9 +100,9 @@ def ask_all(
     return JudgeResults({question.id: work.answers.get(question.id, missing) for question in questions}, work.accounts)
 
 
-def pending(judge: Judge, questions: Sequence[Question], cache: Path) -> list[Question]:
+def pending(judge: Judge, questions: Sequence[Question], cache: Path, others: Sequence[Path] = ()) -> list[Question]:
     """The questions without an answer, each of several alike once. Nothing is asked or changed."""
-    store = AnswerCache.look(cache)
+    store = AnswerCache.look(cache, others)
     return [alike[0] for alike in _alike(judge, questions) if store.get(_key(judge, alike[0])) is None]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from wpr.evaluation.judging.comparison_plan import ComparisonPlan
@@ -37,8 +38,7 @@ def make_finding(
     """Everything that comparisons say, in sentences, a table and figures. names: of the two models."""
     ours, theirs = names
     read = [one for one in judged if one.winner is not None]
-    counted = {status: sum(one.answer.status == status for one in judged) for status in
-               ("unreadable", "failed", "unasked")}  # fmt: skip
+    counted = count_missing(judged)
     rows: list[Row] = [["comparisons", len(judged), None, None, ""], ["answered and read", len(read), None, None, ""]]
     repaired = sum(one.answer.repaired for one in judged)
     rows.append(["read at the second attempt", repaired, None, None, "after one repair"])
@@ -51,14 +51,14 @@ def make_finding(
         rates, error = over_draws(outcomes, [one.comparison.draw for one in read])
         text.append(_verdict(ours, theirs, found, len(set(prompts))))
         rows += _rates(found, outcomes, prompts, rates, error, len(judged) - len(read), read)
-        bias, chance = _bias(read, protocol.both_orders)
+        bias, chance = position_bias([read], protocol.both_orders)
         rows += _bias_rows(bias, chance)
-        text += _bias_text(bias, chance)
+        text += bias_text(bias, chance)
         text += _draws_text(protocol, found, error, len(rates))
         figures = _figures(ours, theirs, found, rates, bias)
     else:
         text.append("No comparison has a verdict, so that there is no win rate.")
-    text += _missing_text(judged, counted)
+    text += missing_text(judged, "the row 'whatever the missing say' has what they could change")
     for other, agreed in agreements.items():
         rows.append([f"agreement with {other}", agreed.share, None, None, f"{agreed.comparisons} pairs judged by both"])
         rows.append([f"Cohen's kappa with {other}", agreed.kappa, None, None, "0: as by chance, 1: always"])
@@ -75,6 +75,11 @@ _WHY = {
     "failed": "no answer after all attempts; run again to ask for these",
     "unasked": "left out after too many failures; run again to ask for these",
 }
+
+
+def count_missing(judged: Sequence[Judged]) -> dict[str, int]:
+    """Comparisons without a verdict, by the reason."""
+    return {status: sum(one.answer.status == status for one in judged) for status in _WHY}
 
 
 def _verdict(ours: str, theirs: str, found: WinRate, prompts: int) -> str:
@@ -123,14 +128,19 @@ def _rates(
     return rows
 
 
-def _bias(read: Sequence[Judged], both_orders: bool) -> tuple[Places, float]:
+def position_bias(parts: Sequence[Sequence[Judged]], both_orders: bool) -> tuple[Places, float]:
     """Places of all comparisons, and the p-value of a bias from those that were asked: the same question in several
     draws, and so the same answer, counts once there.
+
+    parts: comparisons with a verdict, of each two models.
     """
-    everything = places([one.answer.value for one in read], [(one.comparison.draw, one.comparison.prompt_id) for one in
-                                                             read])  # fmt: skip
-    once = {(one.comparison.prompt_id, one.comparison.ours_first): one.answer.value for one in read}
-    pairs: list[Hashable] = [prompt if both_orders else (prompt, first) for prompt, first in once]
+    counted = [
+        places([one.answer.value for one in part], [(one.comparison.draw, one.comparison.prompt_id) for one in part])
+        for part in parts
+    ]
+    everything = Places(*(sum(column) for column in zip(*map(astuple, counted), strict=True)))
+    once = {(one.pair, one.comparison.ours_first): one.answer.value for part in parts for one in part}
+    pairs: list[Hashable] = [pair if both_orders else (pair, first) for pair, first in once]
     return everything, places(list(once.values()), pairs).p_value
 
 
@@ -148,7 +158,8 @@ def _bias_rows(bias: Places, chance: float) -> list[Row]:
     ]
 
 
-def _bias_text(bias: Places, chance: float) -> list[str]:
+def bias_text(bias: Places, chance: float) -> list[str]:
+    """Warnings about a judge that goes by the place of a response."""
     decided = bias.first + bias.second
     place = "A" if bias.share >= 0.5 else "B"
     share = max(bias.share, 1 - bias.share) if decided else math.nan
@@ -178,11 +189,13 @@ def _draws_text(protocol: ComparisonPlan, found: WinRate, error: float, draws: i
     ]
 
 
-def _missing_text(judged: Sequence[Judged], counted: Mapping[str, int]) -> list[str]:
+def missing_text(judged: Sequence[Judged], where: str) -> list[str]:
+    """Warnings about comparisons without a verdict. where: in words, what has their number or their weight."""
     texts, total = [], len(judged)
+    counted = count_missing(judged)
     if counted["unreadable"] > UNREAD_SHARE * total:
         first = next(one.answer.reason for one in judged if one.answer.status == "unreadable")
-        rates = "They are not in the rates; the row 'whatever the missing say' has what they could change. "
+        rates = f"They are not in the rates; {where}. "
         texts.append(
             f"Warning: {counted['unreadable']} of {total} answers could not be read. "
             f"{rates if sum(counted.values()) < total else ''}Of the first: {first}. All are in data.jsonl."

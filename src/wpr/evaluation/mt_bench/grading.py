@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wpr.evaluation.judging.asking import JudgeResults
-from wpr.evaluation.judging.questions import Answer, Question
-from wpr.evaluation.mt_bench.grading_rubric import ANSWER_FORM, grading_prompt, read_number, read_rating
+from wpr.evaluation.judging.questions import Answer, Message, Question
+from wpr.evaluation.mt_bench.grading_rubric import (
+    ANSWER_FORM,
+    GradingRubric,
+    grading_prompt,
+    read_number,
+    read_rating,
+)
 from wpr.evaluation.mt_bench.question_file import BenchQuestion
 from wpr.evaluation.mt_bench.scores import Grade
 from wpr.runs.responses import ResponseFile
@@ -15,13 +21,17 @@ TURNS = (1, 2)
 
 
 def to_be_graded(
-    model: str, questions: Sequence[BenchQuestion], answers: Sequence[ResponseFile], bare_numbers: bool = False
+    model: str,
+    questions: Sequence[BenchQuestion],
+    answers: Sequence[ResponseFile],
+    bare_numbers: bool = False,
+    rubric: GradingRubric | None = None,
 ) -> list[Question]:
     """One question for the judge about each answer.
 
     answers: of the first and of the second turn. bare_numbers: the judge is a function, which may return a number. It
     is called with ``questions`` and ``answers`` (lists, one text a turn so far), ``reference`` (None if there is none),
-    ``category`` and ``turn``.
+    ``category`` and ``turn``. rubric: of a file; None for ours.
     """
     turns = [file.by_prompt() for file in answers]
     asked = []
@@ -31,7 +41,7 @@ def to_be_graded(
             asked.append(
                 Question(
                     _name(model, question, turn),
-                    ({"role": "user", "content": grading_prompt(question, given, turn)},),
+                    _messages(question, given, turn, rubric),
                     {
                         "questions": list(question.turns[:turn]),
                         "answers": list(given[:turn]),
@@ -44,6 +54,14 @@ def to_be_graded(
                 )
             )
     return asked
+
+
+def _messages(
+    question: BenchQuestion, answers: tuple[str, str], turn: int, rubric: GradingRubric | None
+) -> tuple[Message, ...]:
+    if rubric is not None:
+        return rubric.messages(question, answers, turn)
+    return ({"role": "user", "content": grading_prompt(question, answers, turn)},)
 
 
 def grades_of(model: str, questions: Sequence[BenchQuestion], asked: JudgeResults) -> list[Grade]:
