@@ -244,7 +244,7 @@ def singled_out(tokens: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def first_candidates(token: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The first `SHOWN` candidates, the token itself in the last place where it is not among them."""
-    first = token["candidates"][:SHOWN]
+    first: list[Mapping[str, Any]] = token["candidates"][:SHOWN]
     if all(one["id"] != token["id"] for one in first):
         first[-1] = next(one for one in token["candidates"] if one["id"] == token["id"])
     return first
