@@ -82,7 +82,8 @@ bench: $(VENV)/.bench models/smollm2/config.json
 # Executes the notebooks from top to bottom, minutes each, and keeps what they print and draw in them.
 notebooks: $(VENV)/.notebooks
 	rm -rf examples/notebooks/runs
-	cd examples/notebooks && for notebook in *.ipynb; do \
+	cd examples/notebooks && export HF_HUB_DISABLE_PROGRESS_BARS=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 \
+	  PYTHONWARNINGS="ignore:IProgress not found" && for notebook in *.ipynb; do \
 	  begun=$$(date +%s); ../../$(BIN)/jupyter execute --inplace "$$notebook" || exit 1; \
 	  echo "$$notebook: $$(($$(date +%s) - begun)) s"; done
 

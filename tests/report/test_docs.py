@@ -45,6 +45,4 @@ def test_what_is_listed_is_there(whole_run: Path) -> None:
     listed = re.findall(r"run\.(\w+)", table)
     assert len(listed) > 12
     assert [name for name in listed if not hasattr(run, name)] == []
-    assert set(re.findall(r"run\.plot\.(\w+)", PAGE)) == {
-        name for name in vars(Plots) if not name.startswith("_")
-    }
+    assert set(re.findall(r"run\.plot\.(\w+)", PAGE)) == {name for name in vars(Plots) if not name.startswith("_")}

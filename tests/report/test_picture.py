@@ -65,7 +65,7 @@ def test_without_a_font(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture, "FONTS", ("No Such Family",))
     picture._font.cache_clear()
     try:
-        with pytest.raises(OptionError, match="none of the fonts .* apt install fonts-dejavu-core"):
+        with pytest.raises(OptionError, match="none of the fonts .*`apt install fonts-dejavu-core`"):
             Picture("<svg/>").png()
     finally:
         picture._font.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import OptionError, RecipeError
 from wpr.pipeline.doctor import space_note
+from wpr.pipeline.log import no_bars_in_files
 from wpr.pipeline.results import show_results
 from wpr.pipeline.run import OnChange, PlannedStage, Run, plan
 from wpr.report.loaded_run import LoadedRun, load_run
@@ -56,8 +58,12 @@ def run(
         raise RecipeError(str(error).replace(COMMAND_LINE, "wpr.run")) from None
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # functions that a recipe names may lie here, as for the command
-    console = Console(file=io.StringIO()) if quiet else Console(width=160)
-    carry_out(loaded, plan(loaded, chosen), on_change, (lambda text: None) if quiet else print, console)
+    no_bars_in_files()
+    with contextlib.ExitStack() as silence:
+        if quiet:  # what libraries print, too
+            silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            silence.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        carry_out(loaded, plan(loaded, chosen), on_change, print, Console(width=160, force_jupyter=False))
     return load_run(loaded.folder)
 
 

@@ -146,7 +146,7 @@ def _panels(charts: Sequence[Chart], names: Sequence[tuple[Markup, str]], column
         drawn.append(tag("g", body, transform=moved))
     height = math.ceil(len(charts) / columns) * PANEL + top
     described = " ".join(chart.description for chart in charts)
-    return document(join(*drawn), width, height, description=described)
+    return document(join(*drawn), width, height, 2 if columns == 1 else 1, described)
 
 
 def _sample(line: Line, marked: bool = False) -> Markup:
