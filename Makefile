@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm lint format bench smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm lint format bench notebooks smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -79,6 +79,14 @@ bench: $(VENV)/.bench models/smollm2/config.json
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.code_rewards
 
+# Executes the notebooks from top to bottom, minutes each, and keeps what they print and draw in them.
+notebooks: $(VENV)/.notebooks
+	rm -rf examples/notebooks/runs
+	cd examples/notebooks && export HF_HUB_DISABLE_PROGRESS_BARS=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 \
+	  PYTHONWARNINGS="ignore:IProgress not found" && for notebook in *.ipynb; do \
+	  begun=$$(date +%s); ../../$(BIN)/jupyter execute --inplace "$$notebook" || exit 1; \
+	  echo "$$notebook: $$(($$(date +%s) - begun)) s"; done
+
 smollm2: models/smollm2/config.json
 gemma3: models/gemma3-270m/config.json
 minilm: models/minilm/config.json
@@ -101,6 +109,10 @@ $(VENV)/.quickstart: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.notebooks: $(VENV)/.base
+	$(PIP) --editable '.[notebooks]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -57,6 +57,10 @@ def vllm() -> str | None:
     return "the package vllm is not installed; `make test-vllm` runs with it" if missing else None
 
 
+def resvg() -> str | None:
+    return _package("resvg_py")
+
+
 def compiler() -> str | None:
     """DeepSpeed compiles its communication between processes on a CPU."""
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
@@ -71,6 +75,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "chromium": chromium,
     "gpu": gpu,
     "two gpus": two_gpus,
+    "resvg": resvg,
     "triton": triton,
     "a C++ compiler": compiler,
     "verl": verl,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wpr.divergence_monitor import DivergenceMonitor
+    from wpr.pipeline.from_python import run
     from wpr.ppo import PPOConfig, PPOTrainer
     from wpr.ppo.head_loss import loss_from_hidden
     from wpr.ppo.scoring import from_hidden
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Wasserstein,
         make_regularizer,
     )
+    from wpr.report.loaded_run import LoadedRun, load_run
     from wpr.transport.geometry import TokenGeometry, token_frequencies
     from wpr.transport.geometry_file import GeometryFileError
 
@@ -34,6 +36,7 @@ __all__ = [
     "ForwardKL",
     "GeometryFileError",
     "JensenShannon",
+    "LoadedRun",
     "PPOConfig",
     "PPOTrainer",
     "Regularizer",
@@ -45,19 +48,24 @@ __all__ = [
     "TotalVariation",
     "Wasserstein",
     "from_hidden",
+    "load_run",
     "loss_from_hidden",
     "make_regularizer",
+    "run",
     "token_frequencies",
 ]
 
 _ELSEWHERE = {
     "DivergenceMonitor": "wpr.divergence_monitor",
     "GeometryFileError": "wpr.transport.geometry_file",
+    "LoadedRun": "wpr.report.loaded_run",
     "PPOConfig": "wpr.ppo",
     "PPOTrainer": "wpr.ppo",
     "TokenGeometry": "wpr.transport.geometry",
     "from_hidden": "wpr.ppo.scoring",
+    "load_run": "wpr.report.loaded_run",
     "loss_from_hidden": "wpr.ppo.head_loss",
+    "run": "wpr.pipeline.from_python",
     "token_frequencies": "wpr.transport.geometry",
 }
 """Where names come from that are none of `wpr.regularizers`."""

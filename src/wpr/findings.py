@@ -10,10 +10,10 @@
     )
     save(finding, run / "analyses" / finding.name, draw=wpr.report.draw_figure)
 
-A finding's folder has ``finding.json``, from which `load` makes it again, ``table.csv``, one SVG per figure where
-``draw`` is given, and beside them what its maker puts there (``data.jsonl``: the single measurements behind it).
-Folders of a run, ``RUN/evaluations/NAME`` and ``RUN/analyses/NAME``, are found by `found_in` and shown by
-``wpr report``.
+A finding's folder has ``finding.json``, from which `load` makes it again, ``table.csv``, one SVG (and one PNG) per
+figure where ``draw`` (``draw_png``) is given, and beside them what its maker puts there (``data.jsonl``: the single
+measurements behind it). Folders of a run, ``RUN/evaluations/NAME`` and ``RUN/analyses/NAME``, are found by `found_in`
+and shown by ``wpr report``.
 """
 
 from __future__ import annotations
@@ -152,12 +152,20 @@ class Finding:
             raise FindingError(f"two figures of finding {self.name!r} are called {again!r}; give each its own name")
 
 
-def save(finding: Finding, folder: Path, draw: Callable[[Figure], str] | None = None) -> Path:
+def save(
+    finding: Finding,
+    folder: Path,
+    draw: Callable[[Figure], str] | None = None,
+    draw_png: Callable[[Figure], bytes] | None = None,
+) -> Path:
     """Write the finding's files to ``folder``, which is made, and return its ``finding.json``, which is written last:
-    where it stands, the others do too. draw: makes an SVG document of a figure.
+    where it stands, the others do too. draw, draw_png: make an SVG document, and a PNG file, of a figure.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawings = {} if draw is None else {f"{figure.name}.svg": draw(figure) for figure in finding.figures}
+    drawings: dict[str, str | bytes] = {}
+    for figure in finding.figures:
+        drawings |= {} if draw is None else {f"{figure.name}.svg": draw(figure)}
+        drawings |= {} if draw_png is None else {f"{figure.name}.png": draw_png(figure)}
     target = folder / "finding.json"
     for stale in _drawings_of(target) - drawings.keys():
         (folder / stale).unlink(missing_ok=True)
@@ -197,13 +205,15 @@ def load(folder: Path) -> Finding:
         ) from None
 
 
-def found_in(run: Path, report: Callable[[Path, str], None] | None = None) -> list[Finding]:
+def found_in(
+    run: Path, report: Callable[[Path, str], None] | None = None, kinds: Sequence[str] = FOLDERS
+) -> list[Finding]:
     """The findings in a run's folder, evaluations first, each kind by name.
 
     report: called for each that cannot be read, with its folder and the reason; otherwise a warning is logged.
     """
     findings = []
-    for folder in (path.parent for kind in FOLDERS for path in sorted((run / kind).glob("*/finding.json"))):
+    for folder in (path.parent for kind in kinds for path in sorted((run / kind).glob("*/finding.json"))):
         try:
             findings.append(load(folder))
         except (FindingError, OSError) as error:
@@ -299,11 +309,12 @@ def _plain(value: Any) -> Any:
 def _drawings_of(path: Path) -> set[str]:
     """Files that an earlier finding at the same place may have drawn."""
     try:
-        return {f"{slug(figure['name'])}.svg" for figure in json.loads(path.read_text(encoding="utf-8"))["figures"]}
+        figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        return {f"{slug(figure['name'])}.{ending}" for figure in figures for ending in ("svg", "png")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, content: str | bytes) -> None:
     """What no UTF-8 can express, as half of a character that a model broke off, becomes a question mark."""
-    write_atomically(path, text.encode(errors="replace"))
+    write_atomically(path, content.encode(errors="replace") if isinstance(content, str) else content)

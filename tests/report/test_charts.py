@@ -6,7 +6,17 @@ import math
 import re
 
 from wpr.report.axes import Area
-from wpr.report.charts import POINTS, Bar, Charts, Interval, Line, bar_chart, interval_chart, moving_average
+from wpr.report.charts import (
+    POINTS,
+    Bar,
+    Charts,
+    Interval,
+    Line,
+    bar_chart,
+    curve_chart,
+    interval_chart,
+    moving_average,
+)
 
 
 def test_a_moving_average_keeps_a_level_and_calms_noise() -> None:
@@ -21,8 +31,9 @@ def test_a_moving_average_keeps_a_level_and_calms_noise() -> None:
 def test_curves_go_through_their_points_and_keep_their_numbers() -> None:
     charts = Charts()
     points = [(1.0, 0.5), (2.0, math.nan), (3.0, 1.5)]
-    figure = charts.curves("score", "a <title>", [Line("a & b", points, colour=11, dash=5)])
-    assert figure is not None
+    chart = curve_chart("a <title>", [Line("a & b", points, colour=11, dash=5)])
+    assert chart is not None
+    figure = charts.panel("score", chart)
     path = re.search(r'<path d="([^"]*)" class="line c2 d1"/>', figure)
     assert path is not None
     area = Area.around([points[0], points[2]])
@@ -32,14 +43,14 @@ def test_curves_go_through_their_points_and_keep_their_numbers() -> None:
     assert found == places
     assert charts.data["score"]["lines"][0]["points"] == [[1.0, 0.5], [2.0, None], [3.0, 1.5]]
     assert "a &lt;title&gt;" in figure
-    assert charts.curves("none", "none", [Line("a", [(1.0, math.nan)])]) is None
+    assert curve_chart("none", [Line("a", [(1.0, math.nan)])]) is None
 
 
 def test_many_points_are_thinned() -> None:
-    charts = Charts()
     lines = [Line(str(number), [(float(step), step / 7) for step in range(20_000)]) for number in range(3)]
-    charts.curves("many", "many", lines)
-    drawn = [line["points"] for line in charts.data["many"]["lines"]]
+    chart = curve_chart("many", lines)
+    assert chart is not None
+    drawn = [line.points for line in chart.lines]
     assert sum(map(len, drawn)) <= POINTS
     assert all(points[0][0] == 0 and points[-1][0] == 19_999 for points in drawn)
 

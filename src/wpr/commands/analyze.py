@@ -22,6 +22,7 @@ from wpr.commands.analyze_options import (
     Encoder,
     Limit,
     Output,
+    Png,
     Policies,
     Prompt,
     Regularizers,
@@ -57,13 +58,16 @@ def _analysis(*shared: str) -> Callable[[Analysis], Analysis]:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         ahead = inspect.Parameter("run", kind, annotation=RunArgument)
         more = [inspect.Parameter(key, kind, default=SHARED[key][1], annotation=SHARED[key][0]) for key in shared]
-        last = inspect.Parameter("output", kind, default=None, annotation=Output)
+        last = [
+            inspect.Parameter("output", kind, default=None, annotation=Output),
+            inspect.Parameter("png", kind, default=False, annotation=Png),
+        ]
 
-        def command(run: Path, output: Path | None, **given: Any) -> None:
+        def command(run: Path, output: Path | None, png: bool, **given: Any) -> None:
             context = _context(run, **{key: given.pop(key) for key in shared})
-            _save(analysis(context, **given), context, output)
+            _save(analysis(context, **given), context, output, png)
 
-        command.__signature__ = inspect.Signature([ahead, *own, *more, last])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([ahead, *own, *more, *last])  # type: ignore[attr-defined]
         command.__doc__ = analysis.__doc__
         app.command(name)(command)
         ANALYSES[name] = analysis
@@ -236,6 +240,7 @@ def geometry(
     texts: Texts = None,
     device: Device = None,
     output: Output = None,
+    png: Png = False,
 ) -> None:
     """Can a setting see meaning at all on a model? Histogram of lam * cost over its vocabulary, and a plain verdict.
 
@@ -262,11 +267,11 @@ def geometry(
     if (Path(model) / "manifest.json").is_file():
         context = _context(Path(model), device=device)
         in_context = judged(context.reference, context.run.tokenizer)
-        _save(analyze(context, settings, changes, text or (), in_context), context, output)
+        _save(analyze(context, settings, changes, text or (), in_context), context, output, png)
         return
     loaded, tokenizer, name = _model(model, device)
     prompts, in_context = prompts_of(tokenizer, text or ()), judged(loaded, tokenizer)
-    _save(analyze_model(RegularizerFactory(loaded), prompts, name, settings, changes, in_context), None, output)
+    _save(analyze_model(RegularizerFactory(loaded), prompts, name, settings, changes, in_context), None, output, png)
 
 
 def _in_context(encoder: str | None, texts: Path | None, positions: int = 128) -> Callable[[Any, Any], Any]:
@@ -303,6 +308,7 @@ def substitution(
     ] = False,
     device: Device = None,
     output: Output = None,
+    png: Png = False,
 ) -> None:
     """What stands in a forbidden word's place under each regularizer's best policy, and is it like the original?
 
@@ -330,14 +336,14 @@ def substitution(
     given = None if texts is None else read_texts(texts)
     if (Path(model) / "manifest.json").is_file():
         context = _context(Path(model), device=device)
-        _save(analyze(context, encoder, regularizer, texts=given, **options), context, output)
+        _save(analyze(context, encoder, regularizer, texts=given, **options), context, output, png)
         return
     if given is None:
         raise OptionError(f"{model} is no run with responses of its own; give texts with --texts FILE")
     loaded, tokenizer, name = _model(model, device)
     factory = RegularizerFactory(loaded)
     found = analyze_model(factory, loaded, tokenizer, given, name, encoder, regularizer, say=say, **options)
-    _save(found, None, output)
+    _save(found, None, output, png)
 
 
 def _model(name: str, device: str | None) -> tuple[Any, Any, str]:
@@ -359,6 +365,7 @@ def all_analyses(
     limit: Limit = None,
     batch_size: BatchSize = 8,
     device: Device = None,
+    png: Png = False,
 ) -> None:
     """Every analysis that the run has what it needs for; the others are named with the reason.
 
@@ -377,7 +384,7 @@ def all_analyses(
     for name, analysis in work.items():
         typer.echo(f"== {name}")
         try:
-            _save(analysis(context, **options.get(name, {})), context, None)
+            _save(analysis(context, **options.get(name, {})), context, None, png)
         except UnavailableError as error:
             left_out[name] = str(error)
         except (UserError, ValueError) as error:  # the others may still be had
@@ -410,7 +417,7 @@ def _context(
     return AnalysisContext(FinishedRun(run, device), policy, limit, batch_size, say, temperature)
 
 
-def _save(found: Found, context: AnalysisContext | None, folder: Path | None) -> None:
+def _save(found: Found, context: AnalysisContext | None, folder: Path | None, png: bool) -> None:
     """Write a finding with the data behind it to ``folder``, or to the run's folder of its name, and print it. Where
     there is neither a run nor a folder, nothing is written.
     """
@@ -429,4 +436,4 @@ def _save(found: Found, context: AnalysisContext | None, folder: Path | None) ->
         return
     lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
     write_atomically(folder / "data.jsonl", "".join(lines))
-    save_and_print(finding, folder)
+    save_and_print(finding, folder, png=png)

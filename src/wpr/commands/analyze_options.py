@@ -30,6 +30,23 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Another folder for the results.", show_default="RUN/analyses/NAME"),
 ]
+
+
+def _can_draw_png(wanted: bool) -> bool:
+    """Refuse before the analysis what could not be drawn after it."""
+    if wanted:
+        from wpr.report.picture import converter
+
+        converter()
+    return wanted
+
+
+Png = Annotated[
+    bool,
+    typer.Option(
+        "--png", callback=_can_draw_png, help="Write figures as PNG files too; needs pip install 'wpr\\[plots]'."
+    ),
+]
 SHARED: dict[str, tuple[Any, Any]] = {
     "policy": (Policies, None),
     "temperature": (Temperature, None),

@@ -25,15 +25,17 @@ SECONDS_PER_LINE = 30.0
 """How often a command that moves says so where there is no terminal."""
 
 
-def save_and_print(finding: Finding, folder: Path, rows: Iterable[Mapping[str, Any]] | None = None) -> None:
-    """Save a finding with its figures, and the rows behind it as ``data.jsonl``; print it."""
+def save_and_print(
+    finding: Finding, folder: Path, rows: Iterable[Mapping[str, Any]] | None = None, png: bool = False
+) -> None:
+    """Save a finding with its figures, as PNG too if asked, and the rows behind it as ``data.jsonl``; print it."""
     from wpr.atomic_io import write_atomically
     from wpr.findings import as_text, save
-    from wpr.report import draw_figure
+    from wpr.report import Picture, draw_figure
 
     if rows is not None:
         write_atomically(folder / "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    save(finding, folder, draw=draw_figure)
+    save(finding, folder, draw_figure, (lambda figure: Picture.of(figure).png()) if png else None)
     typer.echo(as_text(finding))
     typer.echo(f"\nall of it is in {folder}")
 

@@ -171,7 +171,7 @@ def _execute(
     """
     from wpr.config.recipe_file import load_recipe
     from wpr.errors import RecipeError
-    from wpr.pipeline.run import Run, plan
+    from wpr.pipeline.run import plan
 
     if on_change not in ("refuse", "restart", "keep"):
         raise RecipeError(f"--on-change {on_change} must be refuse, restart or keep")
@@ -190,12 +190,6 @@ def _execute(
 
         show_plan(recipe, stages, out)
         return None
-    from wpr.pipeline.doctor import space_note
-    from wpr.pipeline.results import show_results
+    from wpr.pipeline.from_python import carry_out
 
-    work = Run(recipe, on_change, say=lambda text: err.print(text))  # type: ignore[arg-type]
-    if (warning := space_note(recipe, stages)) is not None:
-        work.say(warning)
-    results = work.execute(stages, None if only is None else {only})
-    show_results(results, work.folder.path, out)
-    return work.folder.path if work.folder.writes else None
+    return carry_out(recipe, stages, on_change, err.print, out, None if only is None else {only})  # type: ignore[arg-type]

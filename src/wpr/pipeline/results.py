@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from wpr.atomic_io import write_atomically
+from wpr.errors import UnavailableError
 from wpr.pipeline.run import results_of
 from wpr.pipeline.stage import is_main_process
 from wpr.pipeline.sweep import as_csv, comparison
 from wpr.report.comparisons import MEASURES, against_each_other, against_sft
-from wpr.report.curves import policy_curves
-from wpr.report.runs import read_runs
+from wpr.report.figures import Plots
+from wpr.report.runs import read_one
+from wpr.report.section import ReportData
 from wpr.runs.tolerant import Problems, RunRecord
 
 FEW = 4
@@ -45,14 +48,17 @@ def show_results(results: dict[str, dict[str, Any]], folder: Path, console: Cons
     done = results_of(folder)
     if any(stage.startswith("ppo/") for stage in done):
         problems = Problems()
-        (run,) = read_runs([folder], problems)
+        run = read_one(folder, problems)
+        assert run is not None  # it has results
         # Without what cannot be compared.
         own = {f"ppo/{policy.own_name}": policy.results for policy in run.policies}
         rows = comparison({stage: own.get(stage, found) for stage, found in done.items()}, run.monitors)
         write_atomically(folder / "policies.csv", as_csv(rows))
-        policies = [row["policy"] for row in rows]
-        metrics = {policy.own_name: policy.lines for policy in run.policies if policy.own_name in policies}
-        write_atomically(folder / "curves.svg", policy_curves(metrics))
+        done_ones = [policy for policy in run.policies if f"ppo/{policy.own_name}" in done]
+        with suppress(UnavailableError):  # no log is left
+            Plots(ReportData([dataclasses.replace(run, policies=done_ones)], problems), {}).curves().save(
+                folder / "curves.svg"
+            )
         mixed = [problem for problem in problems.of("manifest.json") if "not the same score" in problem.what]
         for problem in (*problems.of("metrics.jsonl"), *mixed):
             console.print(f"Note: {problem}", soft_wrap=True, markup=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import RewardTrainer, SFTTrainer
 
 from wpr.atomic_io import unused_path, write_atomically
@@ -182,7 +183,7 @@ def usable_checkpoint(folder: Path) -> Path | None:
 def show_progress(trainer: Any, title: str) -> ConsoleCallback:
     """One progress bar for all stages, in place of the Trainer's own."""
     console = ConsoleCallback(bar=not trainer.args.disable_tqdm, title=title)
-    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # that of notebooks is another one
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(console)
     return console

@@ -26,7 +26,7 @@ class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, console: Console | None = None, bar: bool = True, title: str = "ppo") -> None:
         self.title = title
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, force_jupyter=False)  # in a notebook plain lines too
         self.bar = bar and self.console.is_terminal
         self.progress: Progress | None = None
 

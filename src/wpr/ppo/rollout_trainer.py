@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, TrainerState
+from transformers import PrinterCallback, TrainerState
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
 from wpr.language_models import cudnn_attention_disabled
@@ -42,7 +43,7 @@ class RolloutTrainer(EndsInTime, ActorCriticTrainer):
         super().__init__(**options)
         self.model_accepts_loss_kwargs = False  # the loss is a mean over tokens that `compute_loss` counts itself
         self.console = ConsoleCallback(bar=not self.args.disable_tqdm)
-        self.remove_callback(ProgressCallback)
+        self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
         self.remove_callback(PrinterCallback)
         self.add_callback(self.console)
         check_fsdp(self.accelerator)

@@ -39,62 +39,73 @@ class Line:
         return looks(self.colour, self.dash, self.neutral)
 
 
+@dataclass(frozen=True)
+class Chart:
+    """What was drawn on axes: on the page, and in documents of their own (`wpr.report.figures`). lines: whose numbers
+    can be read from it.
+    """
+
+    title: str
+    x_label: str
+    area: Area
+    drawn: Sequence[Markup]
+    lines: Sequence[Line]
+
+    @property
+    def description(self) -> str:
+        """The chart in words, for those who do not see it."""
+        return f"{self.title}, by {self.x_label}. {_ranges(self.lines)}"
+
+
+def curve_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> Chart | None:
+    """Lines over training on shared axes; None where no line has a number."""
+    lines = _within_budget(lines)
+    area = Area.around([point for line in lines for point in line.points])
+    if area is None:
+        return None
+    drawn = []
+    for line in lines:
+        smooth = moving_average(line.points)
+        if smooth is not line.points:
+            drawn.append(tag("path", d=area.path(line.points), class_=f"raw {line.looks}"))
+        drawn.append(tag("path", d=area.path(smooth), class_=f"line {line.looks}"))
+        placed = [place for point in line.points if (place := area.place(*point)) is not None]
+        if len(placed) == 1:
+            x, y = placed[0]
+            drawn.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3.5", class_=f"dot {line.looks}"))
+    return Chart(title, x_label, area, drawn, lines)
+
+
+def trail_chart(title: str, trails: Sequence[Line], ends: Sequence[Line], x_label: str) -> Chart | None:
+    """Paths of policies through a plane, and where they ended as large marks with their names."""
+    trails = _within_budget(trails)
+    area = Area.around([point for line in (*trails, *ends) for point in line.points], x_margin=0.06)
+    if area is None:
+        return None
+    drawn = []
+    for line in trails:
+        finite = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
+        across = moving_average([(index, x) for index, (x, _) in enumerate(finite)])
+        upwards = moving_average([(index, y) for index, (_, y) in enumerate(finite)])
+        smooth = [(x, y) for (_, x), (_, y) in zip(across, upwards, strict=True)]
+        drawn.append(tag("path", d=area.path(smooth), class_=f"trail {line.looks}"))
+    for line in ends:
+        if (place := area.place(*line.points[0])) is not None:
+            drawn.append(tag("g", end_mark(line, *place), tag("title", line.name)))
+    return Chart(title, x_label, area, drawn, ends)
+
+
 @dataclass
 class Charts:
-    """Collects what the script needs of every chart, by the chart's id."""
+    """Collects what the page's script needs of every chart, by the chart's id."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
-    def curves(self, identifier: str, title: str, lines: Sequence[Line], x_label: str = "step") -> Markup | None:
-        """Lines over training on shared axes; None where no line has a number."""
-        lines = _within_budget(lines)
-        area = Area.around([point for line in lines for point in line.points])
-        if area is None:
-            return None
-        drawn = []
-        for line in lines:
-            smooth = moving_average(line.points)
-            if smooth is not line.points:
-                drawn.append(tag("path", d=area.path(line.points), class_=f"raw {line.looks}"))
-            drawn.append(tag("path", d=area.path(smooth), class_=f"line {line.looks}"))
-            placed = [place for point in line.points if (place := area.place(*point)) is not None]
-            if len(placed) == 1:
-                x, y = placed[0]
-                drawn.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3.5", class_=f"dot {line.looks}"))
-        return self._figure(identifier, title, x_label, area, drawn, lines)
-
-    def trails(
-        self, identifier: str, title: str, trails: Sequence[Line], ends: Sequence[Line], x_label: str
-    ) -> Markup | None:
-        """Paths of policies through a plane, and where they ended as large marks with their names."""
-        trails = _within_budget(trails)
-        area = Area.around([point for line in (*trails, *ends) for point in line.points], x_margin=0.06)
-        if area is None:
-            return None
-        drawn = []
-        for line in trails:
-            finite = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
-            across = moving_average([(index, x) for index, (x, _) in enumerate(finite)])
-            upwards = moving_average([(index, y) for index, (_, y) in enumerate(finite)])
-            smooth = [(x, y) for (_, x), (_, y) in zip(across, upwards, strict=True)]
-            drawn.append(tag("path", d=area.path(smooth), class_=f"trail {line.looks}"))
-        for line in ends:
-            if (place := area.place(*line.points[0])) is not None:
-                mark = tag("path", d=_mark(*place, line.dash), class_=f"mark {line.looks}")
-                drawn.append(tag("g", mark, tag("title", line.name)))
-        return self._figure(identifier, title, x_label, area, drawn, ends)
-
-    def _figure(
-        self,
-        identifier: str,
-        title: str,
-        x_label: str,
-        area: Area,
-        drawn: Sequence[Markup],
-        lines: Sequence[Line],
-    ) -> Markup:
+    def panel(self, identifier: str, chart: Chart) -> Markup:
+        """The chart as a panel of the page."""
+        area = chart.area
         self.data[identifier] = {
-            "x": x_label,
+            "x": chart.x_label,
             "frame": {"left": area.left, "right": area.right, "top": area.top, "bottom": area.bottom, "width": WIDTH},
             "xs": [area.x.low, area.x.high],
             "ys": [area.y.low, area.y.high],
@@ -104,22 +115,26 @@ class Charts:
                     "looks": line.looks,
                     "points": [[_short(x), _short(y)] for x, y in line.points if math.isfinite(x)],
                 }
-                for line in lines
+                for line in chart.lines
             ],
         }
-        label = f"{title}, by {x_label}. {_ranges(lines)} Arrow keys read the values."
         svg = tag(
             "svg",
-            area.grid(x_label),
-            *drawn,
+            area.grid(chart.x_label),
+            *chart.drawn,
             viewbox=f"0 {TOP - 12} {WIDTH} {HEIGHT - TOP + 12}",
             class_="chart",
             role="img",
             tabindex="0",
-            aria_label=label,
+            aria_label=f"{chart.description} Arrow keys read the values.",
             id=identifier,
         )
-        return tag("figure", tag("figcaption", title), svg, class_="panel")
+        return tag("figure", tag("figcaption", chart.title), svg, class_="panel")
+
+
+def end_mark(line: Line, x: float, y: float) -> Markup:
+    """The mark of where a policy ended, or the SFT model stands."""
+    return tag("path", d=_mark(x, y, line.dash), class_=f"mark {line.looks}")
 
 
 def looks(colour: int, dash: int = 0, neutral: bool = False) -> str:

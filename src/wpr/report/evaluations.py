@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from wpr.findings import Finding, found_in, slug
@@ -27,14 +28,10 @@ def evaluation_section(findings: ReportData) -> Section:
     """All findings, run by run."""
     parts: list[Markup] = []
     tables: list[Table] = []
-    several = len(findings.runs) > 1
-    for number, run in enumerate(findings.runs):
-        for finding in _of_run(run, findings):
-            title = f"{run.name}: {finding.title}" if several else finding.title
-            name = f"{slug(finding.name)}-{number}" if several else slug(finding.name)
-            table = Table(f"finding-{name}", title, finding.columns, finding.rows, DIGITS)
-            parts.append(_shown(finding, title, name, table))
-            tables += [table] if finding.rows else []
+    for name, finding in findings_by_name(findings).items():
+        table = Table(f"finding-{name}", finding.title, finding.columns, finding.rows, DIGITS)
+        parts.append(_shown(finding, name, table))
+        tables += [table] if finding.rows else []
     if not parts:
         parts.append(paragraph(coded(EMPTY), class_="empty"))
     lead = (
@@ -44,6 +41,19 @@ def evaluation_section(findings: ReportData) -> Section:
     return Section("findings", "Evaluations and analyses", lead, join(*parts), tables)
 
 
+def findings_by_name(findings: ReportData) -> dict[str, Finding]:
+    """All findings by the names of their files; of several runs, with the run's number, and its name in the titles."""
+    found = {}
+    several = len(findings.runs) > 1
+    for number, run in enumerate(findings.runs):
+        for finding in _of_run(run, findings):
+            name = f"{slug(finding.name)}-{number}" if several else slug(finding.name)
+            while name in found:  # an evaluation and an analysis of one name
+                name += "-again"
+            found[name] = replace(finding, title=f"{run.name}: {finding.title}") if several else finding
+    return found
+
+
 def _of_run(run: RunRecord, findings: ReportData) -> list[Finding]:
     def damaged(folder: Path, why: str) -> None:
         findings.problems.add(folder, why.removeprefix(f"{folder / 'finding.json'} "), "the other findings are shown")
@@ -51,7 +61,7 @@ def _of_run(run: RunRecord, findings: ReportData) -> list[Finding]:
     return found_in(run.path, damaged)
 
 
-def _shown(finding: Finding, title: str, name: str, table: Table) -> Markup:
+def _shown(finding: Finding, name: str, table: Table) -> Markup:
     figures = [figure_panel(figure, f"plot-{name}-{index}") for index, figure in enumerate(finding.figures)]
     grid = table.as_html() if 0 < len(table.rows) <= TABLE_ROWS else table.folded() if table.rows else None
     settings: Content = None
@@ -59,7 +69,7 @@ def _shown(finding: Finding, title: str, name: str, table: Table) -> Markup:
         settings = details("Settings", Table("", "Settings", ["setting", "value"], _settings(finding)).as_html())
     return tag(
         "article",
-        tag("h3", title),
+        tag("h3", finding.title),
         *(paragraph(coded(sentence)) for sentence in finding.text),
         tag("div", *figures, class_="panels") if figures else None,
         grid,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from wpr.findings import Cell
-from wpr.report.charts import Charts, Line, legend, policy_name, swatch
+from wpr.report.charts import Chart, Charts, Line, legend, policy_name, swatch, trail_chart
 from wpr.report.comparisons import MEASURES, SFT
-from wpr.report.markup import Markup, join, paragraph, tag
+from wpr.report.markup import join, paragraph, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
 from wpr.runs.tolerant import Policy
@@ -16,34 +16,21 @@ DIVERGENCE = "divergence_"
 
 def frontier_section(findings: ReportData) -> Section:
     """Score and gold over KL, and over every eval_regularizer divergence; what is watched over the score."""
-    ends = findings.after
-    eval_regularizers = sorted({name for found in ends.values() for name in found if name.startswith(DIVERGENCE)})
-    axes = {"kl": "KL from the SFT model, per token"} | {
-        name: f"{name.removeprefix(DIVERGENCE)} divergence, per token" for name in eval_regularizers
-    }
     charts = Charts()
-    drawn: list[Markup] = []
-    watched = {"gold": MEASURES["gold"]} | {name: name for name in findings.monitors}
-    panels = [(axis, label, measure, title) for axis, label in axes.items() for measure, title in MEASURES.items()]
-    panels += [("score", "score", measure, title) for measure, title in watched.items()]
-    for axis, x_label, measure, title in panels:
-        figure = charts.trails(
-            f"frontier-{measure}-{len(drawn)}",
-            f"{title} over {x_label.partition(',')[0]}",
-            [_trail(policy, axis, measure) for policy in findings.policies],
-            _ends(findings, axis, measure),
-            x_label,
-        )
-        drawn += [] if figure is None else [figure]
+    drawn = [
+        charts.panel(f"frontier-{measure}-{number}", chart)
+        for number, ((_, measure), chart) in enumerate(frontier_charts(findings).items())
+    ]
     names = [policy_name(policy) for policy in findings.policies] + [swatch(SFT, "neutral")]
     body = (
         join(legend(names), tag("div", *drawn, class_="panels wide"))
         if drawn
         else paragraph("No policy has both a score and a divergence.", class_="empty")
     )
+    ends = findings.after
     measures = [
         name
-        for name in dict.fromkeys((*MEASURES, *findings.monitors, *axes))
+        for name in dict.fromkeys((*MEASURES, *findings.monitors, *_divergences(findings)))
         if any(name in found for found in ends.values())
     ]
     known = {name: found for name, found in ends.items() if found}
@@ -58,6 +45,30 @@ def frontier_section(findings: ReportData) -> Section:
     ) + (" The shape of a mark tells its run." if len(findings.runs) > 1 else "")
     return Section("frontier", "Reward against divergence", lead, join(body, *(one.folded() for one in tables)), tables,
                    charts.data)  # fmt: skip
+
+
+def frontier_charts(findings: ReportData) -> dict[tuple[str, str], Chart]:
+    """Charts by what lies across and what upwards, of those that have numbers."""
+    watched = {"gold": MEASURES["gold"]} | {name: name for name in findings.monitors}
+    wanted = {
+        (axis, measure): (label, title)
+        for axis, label in _divergences(findings).items()
+        for measure, title in MEASURES.items()
+    } | {("score", measure): ("score", title) for measure, title in watched.items()}
+    found = {}
+    for (axis, measure), (x_label, title) in wanted.items():
+        trails = [_trail(policy, axis, measure) for policy in findings.policies]
+        over = f"{title} over {x_label.partition(',')[0]}"
+        if (chart := trail_chart(over, trails, _ends(findings, axis, measure), x_label)) is not None:
+            found[axis, measure] = chart
+    return found
+
+
+def _divergences(findings: ReportData) -> dict[str, str]:
+    """Divergences that policies have in common, and what an axis calls them."""
+    measured = sorted({name for found in findings.after.values() for name in found if name.startswith(DIVERGENCE)})
+    named = {name: f"{name.removeprefix(DIVERGENCE)} divergence, per token" for name in measured}
+    return {"kl": "KL from the SFT model, per token"} | named
 
 
 def _trail(policy: Policy, axis: str, measure: str) -> Line:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from wpr.report.appendix import problem_box, problem_section, recipe_section
 from wpr.report.curves import training_section
-from wpr.report.evaluations import evaluation_section
+from wpr.report.evaluations import evaluation_section, findings_by_name
+from wpr.report.figures import Plots, write_figures
 from wpr.report.frontier import frontier_section
 from wpr.report.markup import DASH, Markup, join, paragraph, script_data, tag
+from wpr.report.picture import converter
 from wpr.report.runs import read_runs
 from wpr.report.section import ReportData, Section
 from wpr.report.side_by_side import response_section
@@ -45,11 +47,16 @@ class ReportError(ValueError):
     exit_code = 2
 
 
-def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) -> list[str]:
-    """Write the page of these runs' folders to ``output``, and its tables to the folder ``csv`` if one is given.
+def write_report(
+    runs: Sequence[Path], output: Path, csv: Path | None = None, svg: Path | None = None, png: Path | None = None
+) -> list[str]:
+    """Write the page of these runs' folders to ``output``, its tables to the folder ``csv`` if one is given, and its
+    figures to the folders ``svg`` and ``png``.
 
     Returns the problems that were found, which the page tells too. Raises `ReportError` if there is nothing to show.
     """
+    if png is not None:
+        converter()  # refused before anything is written
     problems = Problems()
     findings = ReportData(read_runs([Path(run) for run in runs], problems), problems)
     if not findings.runs:
@@ -63,9 +70,16 @@ def write_report(runs: Sequence[Path], output: Path, csv: Path | None = None) ->
         output.write_text(page, encoding="utf-8", errors="replace")
         if csv is not None:
             write_csv([table for section in sections for table in section.tables], csv)
+        if svg is not None or png is not None:
+            pictures = Plots(findings, findings_by_name(findings)).all()
+            for folder, ending in ((svg, "svg"), (png, "png")):
+                if folder is not None:
+                    write_figures(pictures, folder, ending)
     except OSError as error:
         where = error.filename or output
-        raise ReportError(f"{where} cannot be written ({error.strerror}); choose another -o or --csv") from None
+        raise ReportError(
+            f"{where} cannot be written ({error.strerror}); choose another -o, --csv, --svg or --png"
+        ) from None
     return [str(problem) for problem in problems.found]
 
 

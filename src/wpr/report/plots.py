@@ -30,9 +30,19 @@ STYLE = (
     ".wpr-plot text{fill:#1f2937}.wpr-plot .g{stroke:#9ca3af;stroke-opacity:.35}"
     ".wpr-plot .whisker{stroke:#1f2937}"
     ".wpr-plot .ruled{stroke:#6b7280;stroke-dasharray:5 3}"
-    + "".join(f".fill.c{i}{{fill:{c}}}.stroke.c{i}{{stroke:{c}}}" for i, c in enumerate(COLOURS))
+    # Of the page's charts.
+    ".wpr-plot .line{fill:none;stroke-width:1.8}.wpr-plot .raw{fill:none;stroke-opacity:.3}"
+    ".wpr-plot .trail{fill:none;stroke-width:1.3;stroke-opacity:.6}.wpr-plot .mark{stroke:#ffffff;stroke-width:1.5}"
+    ".wpr-plot .line.d1,.wpr-plot .trail.d1{stroke-dasharray:7 4}"
+    ".wpr-plot .line.d2,.wpr-plot .trail.d2{stroke-dasharray:2 3}"
+    ".wpr-plot .line.d3,.wpr-plot .trail.d3{stroke-dasharray:9 3 2 3}"
+    + "".join(
+        ",".join(f".wpr-plot .{kind}{look}" for kind in kinds) + f"{{{painted}:{colour}}}"
+        for painted, kinds in (("fill", ("fill", "mark", "dot")), ("stroke", ("stroke", "line", "raw", "trail")))
+        for look, colour in [*((f".c{index}", colour) for index, colour in enumerate(COLOURS)), (".neutral", "#767c86")]
+    )
     + "@media (prefers-color-scheme:dark){.wpr-plot text{fill:#e5e7eb}.wpr-plot .back{fill:#111827}"
-    ".wpr-plot .whisker{stroke:#e5e7eb}}</style>"
+    ".wpr-plot .whisker{stroke:#e5e7eb}.wpr-plot .mark{stroke:#111827}}</style>"
 )
 
 

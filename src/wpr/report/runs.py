@@ -20,6 +20,15 @@ def read_runs(paths: Sequence[Path], problems: Problems) -> list[RunRecord]:
     return runs
 
 
+def read_one(path: Path, problems: Problems) -> RunRecord | None:
+    """A run by itself, whose policies have a dash each beside their colour."""
+    found = read_runs([path], problems)
+    for run in found:
+        for policy in run.policies:
+            policy.dash = policy.colour
+    return found[0] if found else None
+
+
 def _name(runs: list[RunRecord]) -> None:
     """Names that tell runs and policies apart, colours by policy, dashes by run."""
     folders = [run.name for run in runs]

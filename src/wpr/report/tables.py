@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from wpr.findings import Cell, as_csv
 from wpr.report.markup import Content, Markup, details, join, paragraph, scrolling, shown, tag
 
 Item = TypeVar("Item")
 ROWS_SHOWN = 60
+
+Frame: TypeAlias = Any
+"""A ``pandas.DataFrame``, or a ``list[dict[str, Cell]]`` where pandas is not installed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,16 @@ class Table:
     def folded(self, marks: Mapping[str, Content] | None = None) -> Markup:
         """The table, to be opened below a chart."""
         return details(f"Table: {self.title}", self.as_html(marks))
+
+
+def as_frame(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Frame:
+    """A table for Python: a pandas DataFrame, or a list of dicts where pandas is not installed."""
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return records
+    return pandas.DataFrame(records, columns=list(columns))
 
 
 def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:

@@ -21,11 +21,10 @@ COLUMNS = [
 def win_rate_section(findings: ReportData) -> Section:
     """By gold where there is gold, and by the reward model's score."""
     parts: list[Markup] = []
-    rows: list[list[Cell]] = []
+    table = win_rate_table(findings)
     for measure, title in MEASURES.items():
         sft = against_sft(findings.policies, measure)
         others = against_each_other(findings.policies, measure)
-        rows += [_row(comparison) for comparison in (*sft, *others)]
         drawn = [
             tag("div", tag("h4", caption), interval_chart([_interval(one) for one in found]), class_="half-width")
             for caption, found in (("against the SFT model", sft), ("against each other", others[:PAIRS]))
@@ -35,20 +34,30 @@ def win_rate_section(findings: ReportData) -> Section:
             parts += [tag("h3", f"By the {title}"), tag("div", *drawn, class_="halves")]
         if len(others) > PAIRS:
             parts.append(paragraph(f"{PAIRS} of {len(others)} pairs are drawn; the table has all.", class_="note"))
-    if rows and not findings.gold:
+    if table.rows and not findings.gold:
         parts.append(
             paragraph("These runs have no gold scores: only the score that was trained on can judge.", class_="note")
         )
-    if not rows:
+    if not table.rows:
         text = "No two models answered the same held-out prompts with scores; there is nothing to compare."
         parts.append(paragraph(text, class_="empty"))
-    table = Table("win_rates", "Win rates", COLUMNS, rows)
-    tables = [table] if rows else []
+    tables = [table] if table.rows else []
     lead = (
         "The share of held-out prompts on which the first model's response is scored higher, ties counting half. The "
         "bar is the 95% interval; where it crosses the line at 50%, the two cannot be told apart."
     )
     return Section("wins", "Win rates", lead, join(*parts, *(one.folded() for one in tables)), tables)
+
+
+def win_rate_table(findings: ReportData) -> Table:
+    """All comparisons, those against the SFT model first, by each measure."""
+    rows = [
+        _row(comparison)
+        for measure in MEASURES
+        for compare in (against_sft, against_each_other)
+        for comparison in compare(findings.policies, measure)
+    ]
+    return Table("win_rates", "Win rates", COLUMNS, rows)
 
 
 def _interval(comparison: PolicyComparison) -> Interval:
