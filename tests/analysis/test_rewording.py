@@ -67,6 +67,7 @@ def test_words_that_are_whole(tokenizer: Any) -> None:
     assert not {"it", ",", "."} & set(found)  # it's goes on
 
 
+@torch.no_grad()
 def test_likelihoods_are_those_of_one_by_one(model: Any, responses: list[Response]) -> None:
     found = log_likelihoods(model, responses, size=3)
     for row, one in enumerate(responses):
@@ -87,7 +88,7 @@ def test_words_gain_and_length_does_not(
     assert (found.wording >= rewards).all()
     assert bool((found.wording > rewards).any()) == gains
     assert bool(found.examples) == gains
-    assert (found.similarity_wording <= 1 + 1e-9).all()
+    assert (found.similarity_wording <= 1 + 1e-5).all()
 
 
 def test_what_is_kept_is_possible_and_near(model: Any, tokenizer: Any, responses: list[Response]) -> None:
