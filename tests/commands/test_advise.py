@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.analysis.substitution_texts import STORIES
 from tests.pipeline.command import Here
 from wpr import pico
+from wpr.commands.advise import advise
 from wpr.findings import load
 
 QUICK = ("-n", "3", "--max-new-tokens", "12", "-e", str(pico.path()))
@@ -118,3 +122,13 @@ def test_what_is_refused(
     finished = here("advise", "pico", *given, *quick, *(() if "-e" in given else ("-e", str(pico.path()))))
     assert finished.code == 2
     assert said in finished.error
+
+
+@pytest.mark.parametrize(
+    "line",
+    re.findall(r"^wpr advise (.+)$", (Path(__file__).parents[2] / "docs" / "choosing.md").read_text("utf-8"), re.M),
+)
+def test_commands_of_the_page_are_understood(line: str) -> None:
+    app = typer.Typer()
+    app.command()(advise)
+    assert typer.main.get_command(app).make_context("advise", shlex.split(line, comments=True)).params["model"]
