@@ -19,6 +19,8 @@ from wpr.findings import load
 QUICK = ("-n", "3", "--max-new-tokens", "12", "-e", str(pico.path()))
 """Few and short responses; an encoder that is at hand, which is no independent one."""
 
+OPENINGS = STORIES[:4]
+
 FUNCTIONS = """
 import math
 
@@ -33,7 +35,7 @@ def nothing(prompts, responses):
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     path = tmp_path / "texts.txt"
-    path.write_text("".join(f"{story}\n" for story in [*STORIES, STORIES[0]]), encoding="utf-8")
+    path.write_text("".join(f"{story}\n" for story in [*OPENINGS, OPENINGS[0]]), encoding="utf-8")
     return path
 
 
@@ -51,7 +53,7 @@ def test_a_word_list_on_a_model(here: Here, texts: Path, words: Path, tmp_path: 
     assert "1. HOW MUCH OF THE REWARD CAN BE HAD BY WORDING?" in finished.stdout
     assert "3. WHICH REGULARIZER, WHICH BETA? Start with " in finished.stdout
     finding = load(tmp_path / "out")
-    assert finding.settings["prompts"] == len(STORIES)  # each once
+    assert finding.settings["prompts"] == len(OPENINGS)  # each once
     share = finding.settings["share"]
     assert 0 <= share[0] <= 1
     table = {str(row[0]): dict(zip(finding.columns, row, strict=True)) for row in finding.rows}
@@ -61,7 +63,7 @@ def test_a_word_list_on_a_model(here: Here, texts: Path, words: Path, tmp_path: 
     assert table["reverse-kl + 4*semantic"]["beta"] < beta < table["squared-hellinger"]["beta"]
     assert [row["advice"] for row in table.values()].count("start here") == 1
     drawn = [json.loads(line) for line in (tmp_path / "out" / "data.jsonl").read_text().splitlines()]
-    assert len(drawn) == 3 * len(STORIES)
+    assert len(drawn) == 3 * len(OPENINGS)
 
 
 def test_a_run_has_texts_and_a_reward_of_its_own(here: Here, own_run: Path) -> None:
@@ -103,7 +105,7 @@ def test_without_an_encoder_it_says_so(here: Here, texts: Path, words: Path, mon
         (("--texts", "TEXTS", "--reward", "wrods=x"), "did you mean scorer.words?"),
         (("--texts", "TEXTS", "--reward", "kind=code"), "programs are judged by their tests"),
         (("--texts", "TEXTS", "--reward", "advise_functions:constant"), "is the same for all responses to a prompt"),
-        (("--texts", "TEXTS", "--reward", "advise_functions:nothing"), "gave no finite number for 12 of 12 responses"),
+        (("--texts", "TEXTS", "--reward", "advise_functions:nothing"), "gave no finite number for 8 of 8 responses"),
         (("--texts", "TEXTS", "--reward", "WORDS", "--instruction", "no place"), "has no {}"),
         (("--texts", "TEXTS", "--reward", "WORDS", "-e", "no/encoder"), "the encoder no/encoder cannot be loaded"),
     ],

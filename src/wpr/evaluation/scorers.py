@@ -45,7 +45,7 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
 def score_responses(
     reward: Reward,
     rows: Sequence[Response],
-    device: torch.device | str = "cpu",
+    device: torch.device | None = None,
     tokenizer: Any = None,
     size: int = BATCH,
 ) -> list[float]:
