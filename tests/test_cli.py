@@ -27,6 +27,7 @@ COMMANDS = [
     "report",
     "judge",
     "doctor",
+    "advise",
     "geometry build",
     "geometry show",
     "generate",

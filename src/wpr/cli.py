@@ -18,6 +18,7 @@ from rich.text import Text
 
 from wpr import __version__
 from wpr.commands import analyze, token_geometry
+from wpr.commands.advise import advise
 from wpr.commands.generate import generate
 from wpr.commands.inspect_recipe import doctor, recipes
 from wpr.commands.judge import judge
@@ -37,7 +38,7 @@ app = typer.Typer(
     "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, resumes where it "
     "stopped.",
 )
-for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, generate, judge):
+for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, advise, generate, judge):
     app.command()(command)
 app.command("mt-bench")(mt_bench)
 app.command("pass-at-1")(pass_at_1)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from wpr.analysis.word_positions import WordPositions, opening_of
-from wpr.evaluation.encoders import SentenceEncoder
+from wpr.evaluation.encoders import TextEncoder
 from wpr.language_models import logits_of, pad, plain_model
 
 
-def similarities(words: WordPositions, wanted: Tensor, encoder: SentenceEncoder) -> Tensor:
+def similarities(words: WordPositions, wanted: Tensor, encoder: TextEncoder) -> Tensor:
     """Similarity of the wanted entries ``(P, n)`` to the original: ``(P, n)`` float64, NaN for others."""
     pairs = wanted.nonzero().tolist()
     originals = encoder([position.with_word(position.word) for position in words.positions])

@@ -26,7 +26,7 @@ from wpr.analysis.in_context import similarities
 from wpr.analysis.statistics import Estimate, grouped_mean, partial, spearman
 from wpr.analysis.word_positions import WordPositions, find_positions, opening_of
 from wpr.errors import OptionError
-from wpr.evaluation.encoders import SentenceEncoder
+from wpr.evaluation.encoders import SentenceEncoder, TextEncoder
 from wpr.language_models import hidden_states, logits_of, pad
 from wpr.model_geometry import RegularizerFactory
 from wpr.regularizers.spec import RegularizerSpec
@@ -82,7 +82,7 @@ class InContext:
         return cls.of(find_positions(model, tokenizer, texts, positions), judge)
 
     @classmethod
-    def of(cls, words: WordPositions, encoder: SentenceEncoder) -> InContext:
+    def of(cls, words: WordPositions, encoder: TextEncoder) -> InContext:
         """Candidates of these positions."""
         return cls(words, similarities(words, candidates(words), encoder))
 

@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from wpr.analysis.context import AnalysisContext, Found
-from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD, MonitorSettings
 from wpr.config.recipe import WORDING, EvaluationSettings
 from wpr.errors import OptionError, UnavailableError
 from wpr.evaluation.judging.run_result import judged_pairs
 from wpr.evaluation.monitors import make_monitor
+from wpr.evaluation.scorers import make_scorer, score_responses
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Cell, Figure, Finding, Mark, Series, found_in, slug
-from wpr.language_models import pad
-from wpr.rewards import Completions, FunctionReward, RewardModel
-from wpr.rewards.wording import wording_reward
 from wpr.runs.finished_run import REFERENCE
-from wpr.runs.responses import ResponseFile, drawn_at, read_responses
+from wpr.runs.responses import Response, ResponseFile, drawn_at, read_responses
 
 COLUMNS = ["model", "judged by", "temperature", "win rate", "low", "high", "p", "prompts"]
 
@@ -117,31 +114,20 @@ def _scorer(context: AnalysisContext, gold: bool) -> tuple[Any, str]:
         return make_monitor(monitor, "evaluation.gold", context.run.device), "the gold scorer"
     settings, folder = context.run.scorer()
     if settings.kind == "function":
-        assert settings.function is not None
-        return FunctionReward(import_function(settings.function, "scorer.function")), "the run's reward function"
+        return make_scorer(settings, folder), "the run's reward function"
     if settings.kind in WORDING:
-        return wording_reward(settings.kind, **settings.wording), f"the run's rule ({settings.kind})"
+        return make_scorer(settings, folder), f"the run's rule ({settings.kind})"
     if settings.kind != "model" or folder is None:
         raise UnavailableError("responses of code models are judged by their tests; use `wpr pass-at-1`")
     if Path(folder).parent.name == "reward" and not Path(folder).is_dir():
         raise UnavailableError(f"{folder} is missing: the run's reward model is not finished")
-    return RewardModel.from_pretrained(folder).to(context.run.device), "the run's reward model"
+    return make_scorer(settings, folder).to(context.run.device), "the run's reward model"
 
 
-def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Any], size: int = 32) -> dict[str, float]:
+def _scores(context: AnalysisContext, scorer: Any, rows: Sequence[Response]) -> dict[str, float]:
     """Scores by prompt."""
-    found: dict[str, float] = {}
-    for first in range(0, len(rows), size):
-        part = rows[first : first + size]
-        tokens = [[*row.prompt_ids, *row.response_ids] for row in part]
-        ids, mask = pad(tokens, device=context.run.device)
-        prompts, responses = [row.prompt for row in part], [row.response for row in part]
-        drawn = [row.response_ids for row in part]
-        shared = set.intersection(*(set(row.columns) for row in part))
-        columns = {name: [row.columns[name] for row in part] for name in sorted(shared)}
-        values = scorer(Completions(prompts, responses, ids, mask, mask.sum(-1) - 1, columns, drawn)).tolist()
-        found |= {row.prompt_id: value for row, value in zip(part, values, strict=True) if not math.isnan(value)}
-    return found
+    values = score_responses(scorer, rows, context.run.device)
+    return {row.prompt_id: value for row, value in zip(rows, values, strict=True) if not math.isnan(value)}
 
 
 def by_scores(scores: Scores, against: str, judge: str) -> list[WinRateAtTemperature]:

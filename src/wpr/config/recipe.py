@@ -301,7 +301,12 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
     recipe: Recipe = build(Recipe, values, "", where)
     _check_names(recipe, where)
     _check_seed(recipe.seed, "seed", where)
-    _check_scorer(recipe, where)
+    _check_scorer(recipe.scorer, where, trained=recipe.reward is not None)
+    if recipe.scorer.kind == "code" and recipe.data.format != "apps":
+        raise RecipeError(
+            f"{where('scorer.kind')}: scorer.kind=code needs problems with tests, data.format: apps (it is "
+            f"{recipe.data.format})"
+        )
     if check_policies:
         _check_policies(recipe, where)
     return recipe
@@ -362,9 +367,16 @@ def _check_seed(seed: int, key: str, where: Where) -> None:
         )
 
 
-def _check_scorer(recipe: Recipe, where: Where) -> None:
-    scorer = recipe.scorer
-    if scorer.kind == "model" and scorer.name is None and recipe.reward is None:
+def typed_scorer(values: Mapping[str, Any], where: Where) -> ScorerSettings:
+    """The section `scorer` by itself, where no reward model is trained."""
+    scorer: ScorerSettings = build(ScorerSettings, _with_kind(values), "scorer", where)
+    _check_scorer(scorer, where)
+    return scorer
+
+
+def _check_scorer(scorer: ScorerSettings, where: Where, trained: bool = False) -> None:
+    """Refuse settings that name no reward. trained: whether the recipe trains a reward model."""
+    if scorer.kind == "model" and scorer.name is None and not trained:
         raise RecipeError(
             f"{where('scorer')}: there is no reward: train one (reward: {{...}}), name one (scorer.name: folder), or "
             "set scorer.kind to code, function, words, reading-level or spelling"
@@ -381,11 +393,6 @@ def _check_scorer(recipe: Recipe, where: Where) -> None:
     needed = " or ".join(f"scorer.{name}" for name in WORDING.get(scorer.kind, ()) if name != "placement")
     if scorer.kind in WORDING and not scorer.wording.keys() - {"placement"}:
         raise RecipeError(f"{where('scorer')}: scorer.kind={scorer.kind} needs {needed}")
-    if scorer.kind == "code" and recipe.data.format != "apps":
-        raise RecipeError(
-            f"{where('scorer.kind')}: scorer.kind=code needs problems with tests, data.format: apps (it is "
-            f"{recipe.data.format})"
-        )
 
 
 def _check_policies(recipe: Recipe, where: Where) -> None:

@@ -11,10 +11,10 @@ from wpr.config.monitors import GOLD, PROMPT
 from wpr.config.recipe import Recipe
 from wpr.errors import OptionError, RecipeError
 from wpr.evaluation.encoders import PACKAGES, package_folder
+from wpr.evaluation.scorers import make_scorer
 from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model, load_tokenizer
 from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
-from wpr.pipeline.ppo import make_scorer
 from wpr.pipeline.recipe_data import RecipeData
 from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.ppo.metrics import is_reserved

@@ -13,14 +13,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wpr.atomic_io import write_atomically
-from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD
-from wpr.config.recipe import WORDING, ScorerSettings
+from wpr.config.recipe import ScorerSettings
 from wpr.config.trainers import unused_settings
 from wpr.data import Encoder
-from wpr.errors import RecipeError
 from wpr.evaluation import diversity, embedding_spread, win_rate
 from wpr.evaluation.monitors import make_monitor
+from wpr.evaluation.scorers import make_scorer
 from wpr.language_models import is_in_parts, plain_model, whole_embeddings
 from wpr.model_geometry import regularizer_on
 from wpr.model_loading import load_causal, load_scorer, load_tokenizer, lora_config
@@ -140,31 +139,6 @@ def critic_of(stage: Stage) -> str:
     if stage.recipe.reward is not None:
         return str(stage.run.stage("reward") / "model")
     return stage.sft_model
-
-
-def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
-    """What policies are trained to maximise, ready to score."""
-    if settings.kind == "function":
-        from wpr.rewards import FunctionReward
-
-        assert settings.function is not None
-        return FunctionReward(import_function(settings.function, "scorer.function"))
-    if settings.kind == "code":
-        from wpr.rewards.code import CodeReward, Limits
-
-        try:
-            limits = Limits(**settings.limits)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(f"scorer.limits: {error}") from None
-        return CodeReward(limits=limits, workers=settings.workers, unsafe=settings.unsafe)
-    if settings.kind in WORDING:
-        from wpr.rewards.wording import wording_reward
-
-        return wording_reward(settings.kind, **settings.wording)
-    from wpr.rewards import RewardModel
-
-    assert reward_model is not None
-    return RewardModel.from_pretrained(reward_model)
 
 
 def keep_word_lists(settings: ScorerSettings, folder: Path) -> None:
