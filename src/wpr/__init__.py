@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wpr.transport.geometry import TokenGeometry, token_frequencies
     from wpr.transport.geometry_file import GeometryFileError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Alpha",
