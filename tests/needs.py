@@ -57,6 +57,14 @@ def vllm() -> str | None:
     return "the package vllm is not installed; `make test-vllm` runs with it" if missing else None
 
 
+def trackio() -> str | None:
+    return _package("trackio")
+
+
+def wandb() -> str | None:
+    return _package("wandb")
+
+
 def compiler() -> str | None:
     """DeepSpeed compiles its communication between processes on a CPU."""
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
@@ -74,6 +82,8 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "triton": triton,
     "a C++ compiler": compiler,
     "verl": verl,
+    "trackio": trackio,
+    "wandb": wandb,
     "vllm": vllm,
 }
 if not NEEDS.keys() >= REQUIRED:

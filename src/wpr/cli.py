@@ -25,6 +25,7 @@ from wpr.commands.judge import judge
 from wpr.commands.mt_bench import mt_bench
 from wpr.commands.output import err, out
 from wpr.commands.pass_at_1 import pass_at_1
+from wpr.commands.push import push
 from wpr.commands.report_page import report
 from wpr.commands.run_recipe import ppo, quickstart, reward, run, sft, sweep
 
@@ -44,6 +45,7 @@ PANELS = {
     "Start": (quickstart, recipes, doctor),
     "Train": (run, sft, reward, ppo, sweep),
     "Evaluate": (generate, judge, mt_bench, pass_at_1, report),
+    "Share": (push,),
 }
 """Commands by what they are for, in the order of the help."""
 for panel, commands in PANELS.items():
