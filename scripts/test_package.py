@@ -32,7 +32,7 @@ geometry = wpr.TokenGeometry.from_embeddings(torch.randn(50, 8), neighbours=9, p
 regularizer = wpr.ReverseKL() + 4 * wpr.Wasserstein(geometry, k2=16)
 out = regularizer(torch.randn(3, 50), torch.randn(3, 50), torch.tensor([1, 2, 3]))
 assert out.penalty.isfinite().all()
-" && wpr recipes > /dev/null && wpr doctor > /dev/null"""
+" && wpr recipes && wpr doctor && wpr && wpr run --help"""
 TRAIN = """
 from wpr import PPOConfig, PPOTrainer, pico
 def reward(prompts, responses, **columns): return [float(len(text)) for text in responses]
@@ -60,7 +60,7 @@ SMOKE = {
     "deepspeed": 'python -c "import deepspeed, wpr; wpr.PPOTrainer"',
     "test": 'python -c "import pytest, hypothesis, scipy, ot, playwright"',
     "bench": 'python -c "import ot, geomloss, ott, jax"',
-    "dev": "ruff --version && mypy --version",
+    "dev": f"ruff --version && mypy --strict {ROOT / 'tests' / 'typed_user.py'}",
 }
 """What works once an extra is installed, by itself, in an empty folder."""
 
@@ -118,6 +118,15 @@ def pinned_torch() -> str:
     return re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
 
 
+def requirements(extra: str) -> list[str]:
+    """What the package asks for, with an extra and those that it includes; torch apart, which is set by itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    included = [name for one in listed for names in re.findall(r"^wpr\[(.*)\]", one) for name in names.split(",")]
+    own = [one for one in listed if not one.startswith(("wpr[", "torch>="))]
+    return own + [one for name in [*included, *([""] if extra else [])] for one in requirements(name)]
+
+
 def build(folder: Path) -> Path:
     """Build both; the wheel is built from the sdist, and lists what is in it."""
     subprocess.run([sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(folder), str(ROOT)], check=True,
@@ -133,12 +142,15 @@ def try_extra(extra: str, wheel: Path, arguments: argparse.Namespace, place: Pat
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
     began = time.monotonic()
-    resolution = ["--resolution", "lowest-direct"] if arguments.lowest else []
-    done = environment.install(*resolution, *arguments.torch, f"{wheel}[{extra}]" if extra else str(wheel))
+    # The oldest version is taken of what is asked for by name only: so all of it is.
+    oldest = ["--resolution", "lowest-direct", *requirements(extra)] if arguments.lowest else []
+    done = environment.install(*oldest, *arguments.torch, f"{wheel}[{extra}]" if extra else str(wheel))
     outcome.seconds = time.monotonic() - began
     outcome.installed = "yes" if done.returncode == 0 else _last(done.stderr)
     if done.returncode == 0:
         outcome.import_ms = f"{environment.import_ms(empty):.0f}"
+        if arguments.versions:
+            print(environment.uv("pip", "freeze", "--python", str(environment.folder / "bin" / "python")).stdout)
         done = environment.shell(SMOKE[extra], empty)
         outcome.works = "yes" if done.returncode == 0 else _last(done.stderr + done.stdout)
         if arguments.tests and done.returncode == 0:
@@ -159,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", metavar="EXTRA", help="only these extras; none: the package alone")
     parser.add_argument("--lowest", action="store_true", help="the oldest direct dependencies that are allowed")
+    parser.add_argument("--versions", action="store_true", help="print what was installed")
     parser.add_argument("--tests", nargs="*", default=[], help="tests to run with the installed package")
     parser.add_argument("--torch", nargs="*", default=[pinned_torch()], help="requirement for torch; empty: any")
     parser.add_argument("--python", default="3.11", help="version or path of Python")

@@ -73,7 +73,7 @@ def test_what_is_uploaded_can_be_used(here: Here, transport_run: Path, hub: Hub,
     assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["wpr", "ppo"]
     line = next(line for line in card.splitlines() if line.startswith("transport = "))
     transport = eval(line.partition("= ")[2], {"geometry": geometry, "Wasserstein": Wasserstein})
-    assert (transport.lam, transport.k2) == (20, 8)
+    assert (transport.settings.lam, transport.settings.k2) == (20, 8)
     settings = json.loads((folder / "wpr.json").read_text())
     assert RegularizerSpec.from_record(settings["regularizer"]) == RegularizerSpec.parse(SPEC)
     assert settings["settings"]["beta"] == json.loads((transport_run / "manifest.json").read_text())["stages"][
