@@ -75,7 +75,7 @@ def test_what_is_uploaded_can_be_used(here: Here, transport_run: Path, hub: Hub,
     transport = eval(line.partition("= ")[2], {"geometry": geometry, "Wasserstein": Wasserstein})
     assert (transport.settings.lam, transport.settings.k2) == (20, 8)
     settings = json.loads((folder / "wpr.json").read_text())
-    assert RegularizerSpec.from_record(settings["regularizer"]) == RegularizerSpec.parse(SPEC)
+    assert RegularizerSpec.from_record(settings["regularizer"]).resolved() == RegularizerSpec.parse(SPEC).resolved()
     assert settings["settings"]["beta"] == json.loads((transport_run / "manifest.json").read_text())["stages"][
         "ppo/rkl"]["settings"]["beta"]  # fmt: skip
     assert not [name for name in settings["settings"] if name.endswith(("_dir", "_token"))]
