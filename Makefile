@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm lint format bench notebooks smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm test-package test-bounds lint format bench notebooks smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -62,6 +62,24 @@ $(VLLM_VENV)/.ready: constraints.txt
 	  > $(VLLM_VENV)/constraints.txt
 	$(VLLM_PIP) --constraint $(VLLM_VENV)/constraints.txt --requirement $(VLLM_VENV)/requirements.txt \
 	  accelerate datasets hypothesis peft pytest ruamel.yaml tensorboard trl typer
+	touch $@
+
+# The package as users get it: sdist and wheel, the wheel in empty environments, each extra by itself. TORCH is what is
+# asked of torch: the version of constraints.txt, unless told. The second has the oldest dependencies that
+# pyproject.toml allows, and tests under them.
+PACKAGE := build/package
+EXTRAS ?= "" models gguf ppo lora train quickstart rewrite judge code wording deepspeed
+test-package: $(PACKAGE)/.ready
+	$(PACKAGE)/bin/python scripts/test_package.py $(if $(TORCH),--torch $(TORCH))
+
+test-bounds: $(PACKAGE)/.ready
+	$(PACKAGE)/bin/python scripts/test_package.py --lowest $(if $(TORCH),--torch $(TORCH)) --only $(EXTRAS)
+	$(PACKAGE)/bin/python scripts/test_package.py --lowest $(if $(TORCH),--torch $(TORCH)) --only lora \
+	  --tests tests/test_layers.py tests/transport tests/regularizers tests/ppo/test_trainer.py
+
+$(PACKAGE)/.ready:
+	test -x $(PACKAGE)/bin/python || $(PYTHON) -m venv $(PACKAGE)
+	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check build uv
 	touch $@
 
 lint: $(VENV)/.dev

@@ -61,6 +61,14 @@ def resvg() -> str | None:
     return _package("resvg_py")
 
 
+def trackio() -> str | None:
+    return _package("trackio")
+
+
+def wandb() -> str | None:
+    return _package("wandb")
+
+
 def compiler() -> str | None:
     """DeepSpeed compiles its communication between processes on a CPU."""
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
@@ -79,6 +87,8 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "triton": triton,
     "a C++ compiler": compiler,
     "verl": verl,
+    "trackio": trackio,
+    "wandb": wandb,
     "vllm": vllm,
 }
 if not NEEDS.keys() >= REQUIRED:

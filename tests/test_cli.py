@@ -33,6 +33,7 @@ COMMANDS = [
     "generate",
     "mt-bench",
     "pass-at-1",
+    "push",
 ]
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +21,9 @@ from safetensors.torch import save_file
 from tests.pipeline.command import SMALL, Here, content, manifest, results, run, statuses
 from tests.ppo import tiny
 from wpr.atomic_io import write_atomically
-from wpr.errors import explain
+from wpr.errors import COMMAND_EXTRAS, EXTRAS, explain
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -344,3 +349,71 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert finished.code == 1
     assert "Traceback" in finished.stderr
     assert "RecipeError: there is no recipe file no/such.yaml" in finished.stderr
+
+
+# Packages that are not installed.
+
+BARE = """
+import contextlib, io, json, sys
+for name in ("transformers", "tokenizers", "huggingface_hub", "accelerate", "trl", "datasets", "peft"):
+    sys.modules[name] = None  # as if not installed
+from wpr.cli import main
+said = {}
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["wpr", *command.split()]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        sys.modules["wpr.cli"].err.file = error = io.StringIO()
+        try:
+            main()
+        except SystemExit as end:
+            said[command] = [end.code, error.getvalue()]
+import wpr
+try:
+    wpr.PPOTrainer
+except ImportError as error:
+    said["wpr.PPOTrainer"] = [0, str(error)]
+print(json.dumps(said))
+"""
+
+
+def test_wpr_alone(tmp_path: Path) -> None:
+    """`pip install wpr` and nothing else: what needs more says how to get it, and the rest works."""
+    extras = {
+        "run tiny": "train", "quickstart --quick": "quickstart", "doctor tiny": "train", "geometry show any": "models",
+        "analyze geometry any": "models",
+    }  # fmt: skip
+    commands = [*extras, "run quikstart", "recipes", "doctor", "--version"]
+    finished = subprocess.run(
+        [sys.executable, "-c", BARE, json.dumps(commands)], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    said = json.loads(finished.stdout)
+    for command, extra in extras.items():
+        code, message = said[command]
+        assert code == 1, command
+        name = command.split()[0]
+        assert message == (
+            f"Error: `wpr {name}` needs transformers, which is not installed; install it with `pip install "
+            f"'wpr[{extra}]'`\n"
+        )
+    assert "did you mean quickstart?" in said["run quikstart"][1]
+    for command in ("recipes", "doctor", "--version"):
+        assert said[command] == [0, ""]
+    assert "`pip install 'wpr[ppo]'`" in said["wpr.PPOTrainer"][1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_extras_bring_what_they_are_said_to() -> None:
+    """By `pyproject.toml`, with the extras that an extra includes."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def brings(extra: str) -> str:
+        included = [name for part in declared[extra] for name in re.findall(r"wpr\[(.*)\]", part)]
+        parts = [brings(name) for names in included for name in names.split(",")]
+        return " ".join([*declared[extra], *parts]).lower().replace("-", "_")
+
+    for package, extra in EXTRAS.items():
+        # transformers needs these two itself
+        assert ("transformers" if package in ("tokenizers", "huggingface_hub") else package.lower()) in brings(extra)
+    assert set(COMMAND_EXTRAS.values()) <= set(declared)

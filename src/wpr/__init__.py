@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wpr.transport.geometry import TokenGeometry, token_frequencies
     from wpr.transport.geometry_file import GeometryFileError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Alpha",
@@ -77,7 +77,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"wpr.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'wpr' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "wpr.regularizers")), name)
+    try:
+        value = getattr(importlib.import_module(_ELSEWHERE.get(name, "wpr.regularizers")), name)
+    except ModuleNotFoundError as error:
+        from wpr.errors import missing_package
+
+        if (message := missing_package(error, extra="ppo" if name.startswith("PPO") else None)) is None:
+            raise
+        raise ImportError(f"wpr.{name}: {message}") from error
     globals()[name] = value
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from wpr.commands.judge import judge
 from wpr.commands.mt_bench import mt_bench
 from wpr.commands.output import err, out
 from wpr.commands.pass_at_1 import pass_at_1
+from wpr.commands.push import push
 from wpr.commands.report_page import report
 from wpr.commands.run_recipe import ppo, quickstart, reward, run, sft, sweep
 
@@ -36,14 +38,36 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Align language models with RLHF, close in meaning to a reference model.\n\n"
     "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, resumes where it "
-    "stopped.",
+    "stopped.\n\n"
+    "New here: [bold]wpr quickstart --quick[/bold] runs everything once, briefly; [bold]wpr doctor[/bold] says what "
+    "is installed; [bold]wpr COMMAND --help[/bold] has examples.",
 )
-for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, advise, generate, judge):
-    app.command()(command)
-app.command("mt-bench")(mt_bench)
-app.command("pass-at-1")(pass_at_1)
-app.add_typer(token_geometry.app, name="geometry")
-app.add_typer(analyze.app, name="analyze")
+PANELS = {
+    "Start": (quickstart, recipes, doctor),
+    "Train": (run, sft, reward, ppo, sweep),
+    "Evaluate": (generate, judge, mt_bench, pass_at_1, report),
+    "Share": (push,),
+}
+"""Commands by what they are for, in the order of the help."""
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
+app.command(rich_help_panel="Understand")(advise)
+app.add_typer(analyze.app, name="analyze", rich_help_panel="Understand")
+app.add_typer(token_geometry.app, name="geometry", rich_help_panel="Understand")
+
+
+def _unwrap(group: typer.Typer) -> None:
+    """Join the lines of each paragraph of the help: it is wrapped at the width of the terminal, not of the code."""
+    for command in group.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(text if text.startswith(" ") else " ".join(text.splitlines()) for text in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _unwrap(inner.typer_instance)
+
+
+_unwrap(app)
 
 ENDED = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
 """Signals that end a run, and how that is called."""
@@ -107,16 +131,17 @@ def main() -> None:
 def _leave_others(code: object) -> None:
     """End one of several processes at a good end; at a bad one the launcher ends those that may never come."""
     if code in (None, 0) and "torch" in sys.modules:
-        from wpr.pipeline.stage import leave_launch
+        from wpr.pipeline.environment import leave_launch
 
         leave_launch()
 
 
 def _message(error: Exception) -> Text:
     """An error as one paragraph; those that nobody foresaw with their kind."""
-    from wpr.errors import UserError, explain
+    from wpr.errors import UserError, explain, missing_package
 
-    text = None if isinstance(error, UserError) else explain(error, None)
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    text = None if isinstance(error, UserError) else missing_package(error, command) or explain(error, None)
     if text is None:
         text = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, UserError | ValueError | OSError | RuntimeError):

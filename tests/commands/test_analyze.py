@@ -66,7 +66,7 @@ def owned(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-NO_OPTION = ("neither a folder nor to be had", "cannot be a folder or file")
+NO_OPTION = ("there is no folder", "cannot be a folder or file")
 """Errors that are the machine's rather than of the command line, as other commands have it."""
 
 EVERY = [
@@ -345,7 +345,7 @@ def test_win_rates_over_several_models_stand_beside_each_other(here: Here, owned
         (["sensitivity", "{run}", "--more", "{run}/sft"], "is not a run folder"),
         (["temperature", "{run}", "--judged"], "no finding of a judge compares a model with sft"),
         (["case-study", "{run}", "--prompt", ""], "the prompt has no tokens"),
-        (["geometry", "{run}/nothing"], "neither a folder nor to be had"),
+        (["geometry", "{run}/nothing"], "there is no folder"),
         (["geometry", "{run}", "-e", "somewhere"], "--encoder and --texts go together"),
         (["substitution", "{run}", "-e", "{run}/sft"], "cannot be loaded"),
         (["substitution", "{run}", "-e", "x", "--reward", "0.5"], "--reward 0.5 must be between -1"),

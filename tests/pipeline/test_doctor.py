@@ -16,9 +16,10 @@ from wpr import __version__
 from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import RecipeError
-from wpr.pipeline.doctor import examine, examine_recipe, free_space, gigabytes, offline, peak_memory, space_note
+from wpr.pipeline.doctor import examine_recipe, free_space, peak_memory, space_note
 from wpr.pipeline.environment import machine
 from wpr.pipeline.estimates import KNOWN, estimate, estimate_generation
+from wpr.pipeline.machine_view import examine, gigabytes, offline
 from wpr.pipeline.run import plan
 
 

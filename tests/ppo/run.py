@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from tests.ppo import tiny
-from wpr.pipeline.stage import leave_launch
+from wpr.pipeline.environment import leave_launch
 from wpr.ppo import PPOTrainer, TransformersGeneration
 from wpr.ppo.generation import Sampling
 from wpr.ppo.graph_generation import GraphGeneration

@@ -323,7 +323,7 @@ def test_completions_are_written(tmp_path: Path) -> None:
     assert [path.name for path in files] == ["step-000000.jsonl", "step-000002.jsonl"]
     rows = [json.loads(line) for line in files[1].read_text().splitlines()]
     assert len(rows) == 3
-    assert set(rows[0]) == {"step", "prompt", "response", "score", "penalty", "kl", "finished"}
+    assert set(rows[0]) == {"step", "prompt", "response", "score", "penalty", "kl", "advantage", "finished"}
 
 
 def test_an_iterable_dataset_is_refused(tmp_path: Path) -> None:

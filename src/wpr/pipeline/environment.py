@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import os
 import platform
@@ -79,3 +80,20 @@ def command_line() -> str:
     import shlex
 
     return shlex.join(["wpr", *sys.argv[1:]])
+
+
+def leave_launch() -> None:
+    """End this process, at its good end, where it is one of several; nothing where it is alone.
+
+    Torch complains at exit of a group that was not destroyed. One that DDP was used with keeps gloo's threads even when
+    destroyed, and these abort the process now and then while the interpreter is taken down (torch 2.13), which a
+    launcher takes for a failure: so what is to be done at exit is done, and the interpreter is not taken down.
+    """
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

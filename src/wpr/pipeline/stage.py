@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,23 +113,6 @@ def wait_for_everyone() -> None:
         from accelerate import PartialState
 
         PartialState(**({"cpu": True} if device_arguments() else {})).wait_for_everyone()
-
-
-def leave_launch() -> None:
-    """End this process, at its good end, where it is one of several; nothing where it is alone.
-
-    Torch complains at exit of a group that was not destroyed. One that DDP was used with keeps gloo's threads even when
-    destroyed, and these abort the process now and then while the interpreter is taken down (torch 2.13), which a
-    launcher takes for a failure: so what is to be done at exit is done, and the interpreter is not taken down.
-    """
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def device_arguments() -> dict[str, Any]:

@@ -5,6 +5,7 @@ table.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ SHOWN = (
     "margin", "eval_loss", "eval_score", "eval_kl", "eval_accuracy",
 )  # fmt: skip
 """Metrics beside the bar, and on plain lines; the rest is in the log history and the trackers."""
+
+
+_CELL = str | int | float | None
+"""What a tracker's table shows as it is; a conversation is written as JSON."""
 
 
 class ConsoleCallback(TrainerCallback):  # type: ignore[misc]
@@ -97,12 +102,23 @@ def write_completions(rows: list[dict[str, Any]], folder: Path, step: int) -> Pa
     return path
 
 
-def report_table(rows: list[dict[str, Any]]) -> None:
-    """Send the table to Weights & Biases, where a run of it is active in this process."""
-    import sys
+def report_completions(rows: list[dict[str, Any]], report_to: Sequence[str]) -> None:
+    """Send sampled responses to those of the trackers ``report_to`` that take tables, Weights & Biases and Trackio.
 
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and getattr(wandb, "run", None) is not None:
-        names = list(rows[0])
-        table = wandb.Table(columns=names, data=[[str(row[name]) for name in names] for row in rows])
-        wandb.log({"completions": table}, commit=False)
+    As TRL's trainers do: a table ``completions`` with its columns ``step``, ``prompt``, ``completion`` and
+    ``advantage``; in place of a column per reward function it has all that the rows have.
+    """
+    columns = {"response": "completion"}
+    names = [columns.get(name, name) for name in rows[0]]
+    data = [[value if isinstance(value, _CELL) else json.dumps(value, ensure_ascii=False, default=str)
+             for value in row.values()] for row in rows]  # fmt: skip
+    if "wandb" in report_to:
+        import wandb
+
+        if wandb.run is not None:
+            # With the step's metrics, which come later and count its steps.
+            wandb.log({"completions": wandb.Table(columns=names, data=data)}, commit=False)
+    if "trackio" in report_to:
+        import trackio
+
+        trackio.log({"completions": trackio.Table(columns=names, data=data)})

@@ -45,8 +45,12 @@ def note_scores(metrics: Metrics, result: Experience, rows: Tensor | slice) -> N
         metrics.add(name, value)
 
 
-def completion_rows(result: Experience, count: int, step: int) -> list[dict[str, Any]]:
-    """The first ``count`` responses, with what they scored and cost."""
+def completion_rows(result: Experience, advantages: Tensor, count: int, step: int) -> list[dict[str, Any]]:
+    """The first ``count`` responses, with what they scored and cost.
+
+    advantages: ``(B, L)`` as the loss sees them; a response shows the mean over its tokens.
+    """
+    mean = (advantages * result.mask).sum(-1) / result.mask.sum(-1).clamp_min(1)
     penalty, kl = (result.scatter_to_mask(values).sum(-1) for values in (result.measures.penalty, result.measures.kl))
     return [
         {
@@ -56,6 +60,7 @@ def completion_rows(result: Experience, count: int, step: int) -> list[dict[str,
             "score": number_or_none(result.scores[row]),
             "penalty": penalty[row].item(),
             "kl": kl[row].item(),
+            "advantage": mean[row].item(),
             **{name: number_or_none(values[row]) for name, values in result.watched.items()},
             **{name: values[row] for name, values in result.logged.columns.items()},
             "finished": bool(result.finished[row]),

@@ -21,7 +21,7 @@ from wpr.ppo.advantages import assemble_rewards, explained_variance, generalized
 from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig, accepts_trl_names
-from wpr.ppo.console import report_table, write_completions
+from wpr.ppo.console import report_completions, write_completions
 from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import Fault, describe_loss
@@ -233,7 +233,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         total, count = self.sum(torch.stack([measured.sum(), measured.new_tensor(len(measured))]).double()).tolist()
         self.beta.update(total / max(count, 1))
         if args.log_completions and number % args.log_completions_steps == 0:
-            self._log_completions(completion_rows(result, args.log_completions, self.state.global_step))
+            self._log_completions(completion_rows(result, advantages, args.log_completions, self.state.global_step))
 
     def _begin_update(self, number: int) -> None:
         """Count the tokens of the whole update, over its micro-batches and processes."""
@@ -263,7 +263,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
             return
         write_completions(rows, self.folder, self.state.global_step)
         self.console.show(rows, self.state.global_step)
-        report_table(rows)
+        report_completions(rows, self.args.report_to)
 
     def own_state(self) -> dict[str, Any]:
         """The rollout's state, beta and moments."""
