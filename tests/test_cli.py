@@ -32,6 +32,7 @@ COMMANDS = [
     "generate",
     "mt-bench",
     "pass-at-1",
+    "reproduce",
 ]
 
 

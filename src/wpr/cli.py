@@ -25,6 +25,7 @@ from wpr.commands.mt_bench import mt_bench
 from wpr.commands.output import err, out
 from wpr.commands.pass_at_1 import pass_at_1
 from wpr.commands.report_page import report
+from wpr.commands.reproduce import reproduce
 from wpr.commands.run_recipe import ppo, quickstart, reward, run, sft, sweep
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ app = typer.Typer(
     "A recipe states an experiment; [bold]wpr run RECIPE[/bold] runs all of it and, run again, resumes where it "
     "stopped.",
 )
-for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, generate, judge):
+for command in (run, quickstart, sft, reward, ppo, sweep, recipes, report, doctor, generate, judge, reproduce):
     app.command()(command)
 app.command("mt-bench")(mt_bench)
 app.command("pass-at-1")(pass_at_1)
