@@ -28,6 +28,7 @@ from wpr.commands.output import err, out
 from wpr.commands.pass_at_1 import pass_at_1
 from wpr.commands.push import push
 from wpr.commands.report_page import report
+from wpr.commands.reproduce import reproduce
 from wpr.commands.run_recipe import ppo, quickstart, reward, run, sft, sweep
 
 app = typer.Typer(
@@ -45,14 +46,14 @@ app = typer.Typer(
 PANELS = {
     "Start": (quickstart, recipes, doctor),
     "Train": (run, sft, reward, ppo, sweep),
-    "Evaluate": (generate, judge, mt_bench, pass_at_1, report),
+    "Evaluate": (generate, judge, mt_bench, pass_at_1, report, reproduce),
+    "Understand": (advise,),
     "Share": (push,),
 }
 """Commands by what they are for, in the order of the help."""
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
-app.command(rich_help_panel="Understand")(advise)
 app.add_typer(analyze.app, name="analyze", rich_help_panel="Understand")
 app.add_typer(token_geometry.app, name="geometry", rich_help_panel="Understand")
 
