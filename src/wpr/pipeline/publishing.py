@@ -85,7 +85,7 @@ def settings_of(run: FinishedRun, policy: str, spec: RegularizerSpec) -> dict[st
 def check_name(name: str) -> None:
     """Refuse what cannot be the name of a repository."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)
