@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.pipeline.command import Here
 from tests.ppo import tiny
 from wpr import __version__
 from wpr.config.recipe import Recipe
@@ -89,7 +90,7 @@ def test_a_recipe_with_a_model_of_one_s_own(tmp_path: Path) -> None:
     assert set(found["memory"]) == {"prepare", "sft", "reward", "ppo/rkl", "ppo/semantic"}
     assert (found["downloads"], found["fits"], found["enough_disk"]) == ({}, True, True)
     assert "memory: fits on one device of this machine" in text
-    assert f"in {tmp_path / 'run'} (" in text
+    assert f"in {tmp_path / 'run'} at the most" in text
     assert "NOT enough" not in text
 
 
@@ -148,6 +149,20 @@ def test_every_policy_that_is_trained_is_counted(tmp_path: Path) -> None:
     )
     assert set(two["memory"]) - set(one["memory"]) == {"ppo/rkl"}
     assert two["disk"] > one["disk"]
+
+
+def test_a_sweep_is_counted_whole(here: Here, tmp_path: Path) -> None:
+    """Every policy's model stays; what it needs to go on from does so only if the recipe says it."""
+    output = f"output={tmp_path}"
+    text = here.succeeds("doctor", "tldr-gemma-2b", "divergences", output).stdout
+    saved, policies = 4 * KNOWN["google/gemma-2b"].parameters, 11
+    assert f"{gigabytes((2 + policies) * saved)} once all is done (finished_checkpoints: none)" in text
+    assert f"disk: {gigabytes((1 + policies) * saved + 18 * saved)} in {tmp_path} at the most" in text
+    text = here.succeeds("doctor", "tldr-gemma-2b", "divergences", output, "finished_checkpoints=all").stdout
+    assert f"{gigabytes((2 + policies + 2 * 3 * (2 + 2 * policies)) * saved)} once all is done" in text
+    text = here.succeeds("doctor", "tldr-gemma-2b", "-p", "rkl", "-p", "js", output).stdout
+    assert "ppo/js" in text
+    assert "ppo/paper" not in text
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_start(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GemmaConfig, PretrainedConfig, Qwen2Config
 
+from tests.pipeline.command import SMALL
 from tests.ppo import tiny
 from wpr.config.recipe_file import load_recipe
 from wpr.pipeline.estimates import (
@@ -16,6 +17,7 @@ from wpr.pipeline.estimates import (
     ModelSize,
     StageEstimate,
     _count,
+    disk_needed,
     downloads,
     estimate,
     estimate_generation,
@@ -85,7 +87,10 @@ def test_sft_by_hand() -> None:
     # 2 sequences of 30 tokens: inner states of 3 layers of 8, 28 * 4 bytes each; logits of 50, three times in float32.
     assert found.states == 16 * 1000
     assert found.activations == 28 * 4 * 60 * 8 * 3 + 3 * 4 * 60 * 50
-    assert found.disk == 4000 + 3 * (4000 + 8000)
+    assert found.disk == 4 * (4000 + 8000)  # the oldest checkpoint goes when the newest is whole
+    assert found.kept == 4000 + 3 * (4000 + 8000)
+    assert needed("sft", "finished_checkpoints=none").kept == 4000
+    assert needed("sft", "finished_checkpoints=weights").kept == 4000 + 2 * 4000
     assert found.memory == found.states + found.activations
     assert found.sharded(4) == 4000 + found.activations
 
@@ -93,7 +98,7 @@ def test_sft_by_hand() -> None:
 def test_reward_model_by_hand() -> None:
     found = needed("reward", "reward.per_device_train_batch_size=2", "reward.batch_size=8")
     assert (found.states, found.activations) == (16_000, 28 * 4 * 120 * 8 * 3)  # chosen and rejected, no logits
-    assert found.disk == 4000 + 2 * 12_000
+    assert (found.disk, found.kept) == (3 * 12_000, 4000 + 2 * 12_000)
 
 
 def test_ppo_by_hand() -> None:
@@ -102,10 +107,12 @@ def test_ppo_by_hand() -> None:
     # Policy and critic trained, reference and reward model frozen.
     assert found.states == 16_000 + 16_000 + 4000 + 4000
     assert found.activations == 28 * 4 * 120 * 8 * 3 + 2**20
-    assert found.disk == 4000 + 2 * 2 * 12_000
+    assert (found.disk, found.kept) == (3 * 2 * 12_000, 4000 + 2 * 2 * 12_000)
+    assert found.sharded_disk == 3 * 2 * 18_000
+    assert found.host == 12 * 2000
     shared = needed("ppo/rkl", *batch, "ppo.share_backbone=true")
     assert shared.states == 16_000 + 4000 + 4000
-    assert shared.disk == 4000 + 2 * 12_000
+    assert shared.disk == 3 * 12_000
     grpo = needed("ppo/rkl", *batch, "trainer=grpo", "ppo.generation_batch_size=1")  # no critic either
     assert (grpo.states, grpo.activations, grpo.disk) == (shared.states, shared.activations, shared.disk)
 
@@ -148,6 +155,27 @@ def test_longer_batches_and_larger_models_need_more(stage: str) -> None:
     small, large = (needed(name, batch[0], batch[1] + str(size)) for size in (8, 64))
     assert small.activations < large.activations
     assert needed(name, "data.max_prompt_tokens=200").activations > needed(name).activations
+
+
+def test_the_disk_of_stages_one_after_the_other() -> None:
+    """What those before it left, and the one that runs, at its largest."""
+    stages = [StageEstimate(name, 0, 0, disk, kept, 2 * disk) for name, disk, kept in (("a", 5, 1), ("b", 5, 4))]
+    assert disk_needed(stages) == 1 + 5
+    assert disk_needed(stages, sharded=True) == 1 + 10
+    assert disk_needed([*stages, StageEstimate("c", 0, 0, 0, 3)]) == 1 + 4 + 3
+
+
+def test_the_disk_of_a_real_run(whole_run: Path) -> None:
+    """Weights and moments of every stage within a quarter; tokenizers and logs are no part of the estimate."""
+    recipe = load_recipe("tiny", [*SMALL, f"model.name={whole_run / 'prepare' / 'model'}"])
+    size = model_size(recipe.model.name)
+    assert size is not None
+    for stage in plan(recipe)[1:]:
+        folder = whole_run / stage.name
+        files = [*folder.rglob("*.safetensors"), *folder.rglob("optimizer.pt")]
+        written = sum(path.stat().st_size for path in files)
+        assert len(list((folder / "checkpoints").glob("checkpoint-*"))) == 2
+        assert estimate(stage, size, False).kept == pytest.approx(written, rel=0.25), stage.name
 
 
 def fetched(*changes: str, size: ModelSize | None = SIZE) -> dict[str, Any]:

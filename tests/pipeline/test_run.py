@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline import command
 from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import RecipeError, RunFolderError
@@ -413,3 +414,36 @@ def test_a_stage_that_breaks_off(kind: str, error: type[BaseException], status: 
 def test_a_prepare_function_that_is_not_there(name: str, message: str, own: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         prepared(own, f"prepare.function={name}")
+
+
+# Checkpoints of stages that are done.
+
+
+def test_checkpoints_of_finished_stages_are_thinned(whole_run: Path, tmp_path: Path) -> None:
+    """All of them stay by default; weights alone can be read, and are none that a stage goes on from."""
+    from transformers import AutoModelForCausalLM
+
+    from wpr.ppo.checkpoints import last_complete_checkpoint
+
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run, folder)
+    own = [*command.SMALL, f"output={folder}"]
+
+    def left(keep: str) -> list[str]:
+        said = execute(load_recipe("tiny", [*own, f"finished_checkpoints={keep}"]), None)
+        assert all("done before" in text for text in said)  # nothing is trained again
+        return sorted(path.name for path in (folder / "ppo" / "rkl" / "checkpoints").glob("*"))
+
+    assert left("all") == ["checkpoint-1", "checkpoint-2", "completions"]
+    assert left("weights") == ["completions", "weights-1", "weights-2"]
+    thinned = folder / "ppo" / "rkl" / "checkpoints" / "weights-2"
+    assert not {path.name for path in thinned.iterdir()} & {"critic", "optimizer.pt", "ppo_state_0.pt", "scheduler.pt"}
+    whole, final = (
+        AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (thinned, folder / "ppo" / "rkl" / "model")
+    )
+    assert all(whole[name].equal(tensor) for name, tensor in final.items())
+    assert last_complete_checkpoint(thinned.parent) is None
+    assert left("none") == ["completions", "weights-1", "weights-2"]  # they were chosen to stay
+    shutil.rmtree(folder)
+    shutil.copytree(whole_run, folder)
+    assert left("none") == ["completions"]

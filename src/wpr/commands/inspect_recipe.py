@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from wpr.commands.output import out
-from wpr.commands.run_recipe import Overrides, complete_recipe
+from wpr.commands.run_recipe import Policies, SweepArguments, complete_recipe
 
 Shown = Annotated[str | None, typer.Argument(help="The recipe to show.", autocompletion=complete_recipe)]
 Examined = Annotated[
@@ -33,10 +33,10 @@ def recipes(name: Shown = None) -> None:
     out.print(table)
 
 
-def doctor(recipe: Examined = None, overrides: Overrides = None) -> None:
-    """Say what is installed, which devices are usable, and what a recipe needs (memory, disk, downloads).
+def doctor(recipe: Examined = None, arguments: SweepArguments = None, policy: Policies = None) -> None:
+    """Say what is installed, which devices are usable, and what a recipe or one of its sweeps needs (memory, disk).
 
-    [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b
+    [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b   |   wpr doctor tldr-gemma-2b divergences
     """
     from wpr.config.recipe_file import find_recipe, load_recipe
     from wpr.pipeline.machine_view import examine
@@ -44,7 +44,16 @@ def doctor(recipe: Examined = None, overrides: Overrides = None) -> None:
     if recipe is not None:
         find_recipe(recipe)
     examine(out)
-    if recipe is not None:
-        from wpr.pipeline.doctor import examine_recipe
+    if recipe is None:
+        return
+    from wpr.pipeline.doctor import examine_recipe
+    from wpr.pipeline.run import plan
+    from wpr.pipeline.sweep import members
 
-        examine_recipe(load_recipe(recipe, overrides or []), out)
+    given = list(arguments or [])
+    sweep = given.pop(0) if given and "=" not in given[0] else None
+    loaded, stages = load_recipe(recipe, given), None
+    if sweep is not None or policy:
+        changes = members(loaded, sweep, policy or [], [])
+        stages = plan(loaded, list(changes), changes)
+    examine_recipe(loaded, out, stages)

@@ -209,6 +209,7 @@ class Recipe:
     policies: training runs by name, each with what it changes in `regularizer`, `trainer`, `ppo`, `grpo` and `rloo`. A
         `regularizer` with another `name` or `preset` stands by itself, one without changes the recipe's.
     train: the policies that `wpr run` trains; null: all.
+    finished_checkpoints: what stays of a stage's checkpoints once it is done: ``all``, the ``weights`` alone, ``none``.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Recipe:
     description: str = ""
     seed: int = 0
     output: str = "runs/{name}"
+    finished_checkpoints: Literal["all", "weights", "none"] = "all"
     prepare: PrepareSettings | None = None
     split: SplitSettings = field(default_factory=SplitSettings)
     sft: dict[str, Any] | None = None

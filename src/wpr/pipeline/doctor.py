@@ -18,6 +18,7 @@ from wpr.pipeline.environment import machine
 from wpr.pipeline.estimates import (
     GenerationEstimate,
     ModelSize,
+    disk_needed,
     downloads,
     estimate,
     estimate_generation,
@@ -44,10 +45,12 @@ def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
     return BACK_ENDS[found.back_end] + (f"; holds {' and '.join(parts)}, {share}" if parts else "")
 
 
-def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
-    """Print what each stage of the recipe needs; the same numbers as a dictionary, in bytes."""
+def examine_recipe(recipe: Recipe, console: Console, stages: list[PlannedStage] | None = None) -> dict[str, Any]:
+    """Print what each stage of the recipe needs; the same numbers as a dictionary, in bytes. stages: those of a sweep or
+    of some policies, where it is not what the recipe trains.
+    """
     size = model_size(recipe.model.name)
-    stages = plan(recipe)
+    stages = plan(recipe) if stages is None else stages
     here = machine()
     if size is None:
         console.print(f"{recipe.model.name}: {_why_unknown(recipe.model.name)}", soft_wrap=True)
@@ -63,12 +66,21 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     has = min((gpu["memory"] for gpu in here.gpus), default=here.memory)
     table = Table(title=f"{recipe.name}: {size.parameters / 1e9:.3g} billion parameters ({size.source})")
-    for name in ("stage", "memory, one device", "sharded over 4", "sharded over 8", "disk"):
+    columns = ("memory, one device", "sharded over 4", "over 8", "over 8, offloaded", "disk, training", "done")
+    for name in ("stage", *columns):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for part, stage in zip(estimates, stages, strict=True):
-        spread = (peak_memory(stage, size, bf16, "cuda", number, has if here.gpus else None) for number in (4, 8))
-        table.add_row(part.stage, gigabytes(part.memory), *map(gigabytes, spread), gigabytes(part.disk))
+        spread = [peak_memory(stage, size, bf16, "cuda", number, has if here.gpus else None) for number in (4, 8)]
+        offloaded = spread[1] - part.host / 8  # what draws responses stays
+        numbers = (part.memory, *spread, offloaded, part.disk, part.kept)
+        table.add_row(part.stage, *map(gigabytes, numbers))
     console.print(table)
+    host = max(part.host for part in estimates)
+    console.print(
+        f"offloaded: the optimizer in the host's memory, {gigabytes(host)} over all devices "
+        "(offload_optimizer_device: cpu in configs/accelerate/zero3.yaml)",
+        soft_wrap=True,
+    )
     notes: dict[str, list[str]] = {}
     for stage in policies:
         settings, here_drawn = dict(stage.recipe.ppo), drawing[stage.name]
@@ -83,9 +95,14 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     fetched = downloads(recipe, size)
     for name, amount in fetched.items():
         console.print(f"download: {name}, about {gigabytes(amount)}", soft_wrap=True)
-    disk = sum(part.disk for part in estimates)
-    free = free_space(recipe.folder)
-    console.print(f"disk: {gigabytes(disk)} in {recipe.folder} ({gigabytes(free)} free)", soft_wrap=True)
+    disk, sharded_disk = disk_needed(estimates), disk_needed(estimates, sharded=True)
+    kept, free = sum(part.kept for part in estimates), free_space(recipe.folder)
+    console.print(
+        f"disk: {gigabytes(disk)} in {recipe.folder} at the most, {gigabytes(sharded_disk)} with ZeRO or FSDP; "
+        f"{gigabytes(kept)} once all is done (finished_checkpoints: {recipe.finished_checkpoints}); "
+        f"{gigabytes(free)} free",
+        soft_wrap=True,
+    )
     fits, sharded = (
         all(peak_memory(stage, size, bf16, device, number, has) <= has for stage in stages) for number in (1, count)
     )
@@ -96,7 +113,10 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
     )  # fmt: skip
     console.print(f"memory: {verdict}", soft_wrap=True)
     if disk > free:
-        console.print("disk: NOT enough space; free some, or lower save_total_limit", soft_wrap=True)
+        console.print(
+            "disk: NOT enough space; free some, lower save_total_limit, or set finished_checkpoints=none",
+            soft_wrap=True,
+        )
     for stage in policies:
         check_regularizers(stage.name, stage.recipe, size.vocabulary)
     return {
@@ -104,6 +124,8 @@ def examine_recipe(recipe: Recipe, console: Console) -> dict[str, Any]:
         "memory": {part.stage: part.memory for part in estimates},
         "generation": {name: dataclasses.asdict(one) for name, one in drawing.items()},
         "disk": disk,
+        "sharded_disk": sharded_disk,
+        "kept": kept,
         "downloads": fetched,
         "fits": fits,
         "enough_disk": disk <= free,
@@ -138,12 +160,12 @@ def space_note(recipe: Recipe, stages: list[PlannedStage]) -> str | None:
     folder = RunFolder(recipe.folder)
     records = {stage.name: folder.record(stage.name) for stage in stages}
     left = [stage for stage in stages if (found := records[stage.name]) is None or found.status != "done"]
-    needed, free = sum(estimate(stage, size, True).disk for stage in left), free_space(recipe.folder)
+    needed, free = disk_needed([estimate(stage, size, True) for stage in left]), free_space(recipe.folder)
     if needed <= free:
         return None
     return (
         f"Note: about {gigabytes(needed)} will be written to {recipe.folder}, where {gigabytes(free)} are free; lower "
-        "save_total_limit of the stages, or choose another disk with output=..."
+        "save_total_limit of the stages, set finished_checkpoints=none, or choose another disk with output=..."
     )
 
 

@@ -17,7 +17,14 @@ two moments 8. A frozen model takes 4. With LoRA the base is frozen and only the
 
 Activations: with gradient checkpointing one hidden state a layer and one layer's inner states; without it the inner
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
-T is the longest that the recipe allows. Estimates, meant to be right within a third; `docs/recipes.md` compares them
+T is the longest that the recipe allows.
+
+On disk a saved model takes 4 N, a checkpoint 12 N of every model that is trained (weights and moments); of ZeRO or FSDP
+18 N, with the float32 weights of its optimizer and those in half precision. While a stage trains there is one checkpoint
+more than `save_total_limit`, since the oldest goes when the newest is whole; `finished_checkpoints` says what stays.
+
+With the optimizer offloaded, moments and float32 weights (12 bytes of a trained parameter) are in the host's memory, and
+the devices keep weights and gradients in half precision (4). Estimates, meant to be right within a third; `docs/recipes.md` compares them
 with measured peaks.
 """
 
@@ -25,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,12 +72,19 @@ DOWNLOADS = {"tldr": 0.1e9, "full-hh": 0.2e9, "apps": 1.4e9}
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """Bytes on one device that holds everything, by what they are for; the parts that sharding divides are `states`."""
+    """Bytes on one device that holds everything, by what they are for; the parts that sharding divides are `states`.
+
+    disk: at the most, while it trains; sharded_disk: with ZeRO's or FSDP's checkpoints. kept: once it is done.
+    trained: parameters that have a gradient.
+    """
 
     stage: str
     states: float
     activations: float
     disk: float
+    kept: float = 0
+    sharded_disk: float = 0
+    trained: float = 0
 
     @property
     def memory(self) -> float:
@@ -78,6 +93,20 @@ class StageEstimate:
     def sharded(self, devices: int) -> float:
         """Bytes a device when ZeRO-3 or FSDP spreads weights, gradients and moments over so many."""
         return self.states / devices + self.activations
+
+    @property
+    def host(self) -> float:
+        """Bytes that go to the host's memory when the optimizer is offloaded, over all devices."""
+        return 12 * self.trained
+
+
+def disk_needed(stages: Sequence[StageEstimate], sharded: bool = False) -> float:
+    """Bytes at the most, of stages that run one after the other: what those before it left, and the one that runs."""
+    needed = left = 0.0
+    for stage in stages:
+        needed = max(needed, left + (stage.sharded_disk if sharded else stage.disk))
+        left += stage.kept
+    return max(needed, left)
 
 
 def model_size(name: str) -> ModelSize | None:
@@ -137,11 +166,21 @@ def estimate(stage: PlannedStage, size: ModelSize, bf16: bool, devices: int = 1)
         frozen = critic + reference + scorer
         cache = _cache(recipe, settings, size, width, tokens)
         activations = max(activations + settings["logits_memory_mb"] * 2**20, cache)
-    saved = 4 * size.parameters
-    optimizer = 8 * size.parameters if recipe.model.lora is None else 8 * _adapter(recipe, size)
-    parts = 2 if has_critic else 1
-    kept = settings.get("save_total_limit") or 2
-    return StageEstimate(stage.name, trained + frozen, activations, saved + kept * parts * (saved + optimizer))
+    own = size.parameters if recipe.model.lora is None else _adapter(recipe, size)
+    parameters = own + (size.parameters if has_critic else 0)
+    saved = 4 * (size.parameters + (0 if recipe.model.lora is None else own))
+    total = settings.get("save_total_limit") or 2
+    weights = 4 * own
+    stays = {"all": total * 12 * parameters, "weights": total * weights, "none": 0}[recipe.finished_checkpoints]
+    return StageEstimate(
+        stage.name,
+        trained + frozen,
+        activations,
+        max((total + 1) * 12 * parameters, total * 12 * parameters + saved),
+        saved + stays,
+        max((total + 1) * 18 * parameters, total * 18 * parameters + saved),
+        parameters,
+    )
 
 
 @dataclass(frozen=True)

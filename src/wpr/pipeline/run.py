@@ -243,6 +243,7 @@ class Run:
             record = self._changed(stage, record, inputs)
         if record is not None and record.status == "done":
             self.say(f"{stage.name}: done before ({record.seconds:.0f} s)")
+            self._thin(stage)
             watched = stage.recipe.evaluation.watched_settings
             for name, own in record.results.get("watched", {}).items():
                 if name in watched and watched[name] != own:
@@ -366,8 +367,16 @@ class Run:
         record.peak_memory_gb = peak_memory()
         self.folder.write(stage.name, record)
         wait_for_everyone()
+        self._thin(stage)
         self.say(f"{stage.name}: done in {record.seconds:.0f} s")
         return results
+
+    def _thin(self, stage: PlannedStage) -> None:
+        """Free what a stage that is done needs no more, as the recipe says."""
+        if self.folder.writes and stage.name != "prepare":
+            from wpr.ppo.checkpoints import thin
+
+            thin(self.folder.stage(stage.name) / "checkpoints", self.recipe.finished_checkpoints)
 
     def _note_failure(self, stage: str, record: StageRecord) -> None:
         """In the manifest, if it can still be written: the error that is on its way up matters more."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wpr.atomic_io import unused_path
 from wpr.damaged_files import first_damaged, weights_file
 from wpr.language_models import is_peft
 from wpr.ppo.actor_critic import ActorCritic
@@ -112,6 +114,24 @@ def last_complete_checkpoint(output_dir: Path) -> Path | None:
                 return folder
             logger.warning("%s; %s is passed over", found, folder)
     return None
+
+
+def thin(output_dir: Path, keep: str) -> None:
+    """Free the space of a finished stage's checkpoints. keep: ``all`` leaves them, ``none`` leaves nothing, ``weights``
+    leaves the model's own files, as ``weights-STEP``: nothing takes that for a checkpoint to go on from.
+    """
+    if keep == "all" or not output_dir.is_dir():
+        return
+    for folder in checkpoints_in(output_dir):
+        if keep == "weights" and next(_missing_weights(folder), None) is None:
+            resuming = {CRITIC, VALUE_HEAD, "optimizer.pt", "optimizer.bin", "scheduler.pt", "training_args.bin"}
+            patterns = ("*rng_state*.pth", PPO_STATE.format("*"), LOGS_STATE.format("*"), *PARTITIONED)
+            found = {path for pattern in (*resuming, *patterns) for path in folder.glob(pattern)}
+            for path in found:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            folder.rename(unused_path(folder.with_name(folder.name.replace("checkpoint-", "weights-"))))
+        else:
+            shutil.rmtree(folder)
 
 
 def save_parts(model: ActorCritic, folder: Path, state: dict[str, Tensor] | None) -> None:
