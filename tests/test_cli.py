@@ -34,6 +34,7 @@ COMMANDS = [
     "mt-bench",
     "pass-at-1",
     "push",
+    "reproduce",
 ]
 
 

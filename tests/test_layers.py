@@ -36,6 +36,7 @@ LAYERS = [
     "analysis",
     "report",
     "pipeline",
+    "reproduce",
     "commands",
     "cli",
 ]

@@ -28,6 +28,7 @@ from wpr.commands.output import err, out
 from wpr.commands.pass_at_1 import pass_at_1
 from wpr.commands.push import push
 from wpr.commands.report_page import report
+from wpr.commands.reproduce import reproduce
 from wpr.commands.run_recipe import ppo, quickstart, reward, run, sft, sweep
 
 app = typer.Typer(
@@ -45,7 +46,7 @@ app = typer.Typer(
 PANELS = {
     "Start": (quickstart, recipes, doctor),
     "Train": (run, sft, reward, ppo, sweep),
-    "Evaluate": (generate, judge, mt_bench, pass_at_1, report),
+    "Evaluate": (generate, judge, mt_bench, pass_at_1, report, reproduce),
     "Share": (push,),
 }
 """Commands by what they are for, in the order of the help."""

@@ -21,6 +21,7 @@ from wpr.runs.finished_run import FinishedRun
 
 SETTINGS = {
     "ppo.beta": "beta",
+    "ppo.target_divergence": "target",
     "regularizer.lam": "lam",
     "regularizer.neighbours": "k1",
     "regularizer.k2": "k2",

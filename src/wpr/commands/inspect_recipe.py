@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -10,9 +11,17 @@ from rich.table import Table
 from wpr.commands.output import out
 from wpr.commands.run_recipe import Policies, SweepArguments, complete_recipe
 
+if TYPE_CHECKING:
+    from wpr.config.recipe import Recipe
+    from wpr.pipeline.run import PlannedStage
+
 Shown = Annotated[str | None, typer.Argument(help="The recipe to show.", autocompletion=complete_recipe)]
 Examined = Annotated[
     str | None, typer.Argument(help="A recipe whose needs to estimate.", autocompletion=complete_recipe)
+]
+
+LearningRates = Annotated[
+    Path | None, typer.Option(help="SVG file to draw the learning rate of every step of the stages to.")
 ]
 
 
@@ -33,10 +42,17 @@ def recipes(name: Shown = None) -> None:
     out.print(table)
 
 
-def doctor(recipe: Examined = None, arguments: SweepArguments = None, policy: Policies = None) -> None:
+def doctor(
+    recipe: Examined = None,
+    arguments: SweepArguments = None,
+    policy: Policies = None,
+    learning_rates: LearningRates = None,
+) -> None:
     """Say what is installed, which devices are usable, and what a recipe or one of its sweeps needs (memory, disk).
 
     [bold]Examples[/bold]: wpr doctor   |   wpr doctor tldr-gemma-7b   |   wpr doctor tldr-gemma-2b divergences
+
+    [bold]Example[/bold]: wpr doctor tldr-gemma-2b --learning-rates rates.svg
     """
     from wpr.config.recipe_file import find_recipe, load_recipe
     from wpr.pipeline.machine_view import examine
@@ -57,3 +73,23 @@ def doctor(recipe: Examined = None, arguments: SweepArguments = None, policy: Po
         changes = members(loaded, sweep, policy or [], [])
         stages = plan(loaded, list(changes), changes)
     examine_recipe(loaded, out, stages)
+    if learning_rates is not None:
+        _draw_rates(loaded, plan(loaded) if stages is None else stages, learning_rates)
+
+
+def _draw_rates(recipe: Recipe, stages: list[PlannedStage], path: Path) -> None:
+    """Draw what the stages' learning rates will be."""
+    from wpr.atomic_io import write_atomically
+    from wpr.errors import RecipeError
+    from wpr.pipeline.schedules import schedule_figure
+    from wpr.report import draw_figure
+
+    figure = schedule_figure(recipe.name, stages)
+    if figure is None:
+        raise RecipeError(
+            f"recipe {recipe.name}: how many steps its stages have is known only for the hub's data, or where max_steps "
+            "is set; set it, as with sft.max_steps=100"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, draw_figure(figure))
+    out.print(f"learning rates: {path}", soft_wrap=True, highlight=False)

@@ -46,8 +46,8 @@ def generation_note(found: GenerationEstimate, settings: dict[str, Any]) -> str:
 
 
 def examine_recipe(recipe: Recipe, console: Console, stages: list[PlannedStage] | None = None) -> dict[str, Any]:
-    """Print what each stage of the recipe needs; the same numbers as a dictionary, in bytes. stages: those of a sweep or
-    of some policies, where it is not what the recipe trains.
+    """Print what each stage of the recipe needs; the same numbers as a dictionary, in bytes. stages: those of a sweep
+    or of some policies, where it is not what the recipe trains.
     """
     size = model_size(recipe.model.name)
     stages = plan(recipe) if stages is None else stages

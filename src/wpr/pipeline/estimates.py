@@ -19,12 +19,13 @@ Activations: with gradient checkpointing one hidden state a layer and one layer'
 states of all layers, 56 B T h bytes per layer in half precision (fitted to measured peaks) and twice that in float32.
 T is the longest that the recipe allows.
 
-On disk a saved model takes 4 N, a checkpoint 12 N of every model that is trained (weights and moments); of ZeRO or FSDP
-18 N, with the float32 weights of its optimizer and those in half precision. While a stage trains there is one checkpoint
-more than `save_total_limit`, since the oldest goes when the newest is whole; `finished_checkpoints` says what stays.
+On disk a saved model takes 4 N, a checkpoint 12 N of every model that is trained (weights and moments); of ZeRO or
+FSDP 18 N, with the float32 weights of its optimizer and those in half precision. While a stage trains there is one
+checkpoint more than `save_total_limit`, since the oldest goes when the newest is whole; `finished_checkpoints` says
+what stays.
 
-With the optimizer offloaded, moments and float32 weights (12 bytes of a trained parameter) are in the host's memory, and
-the devices keep weights and gradients in half precision (4). Estimates, meant to be right within a third; `docs/recipes.md` compares them
+With the optimizer offloaded, moments and float32 weights (12 bytes of a trained parameter) are in the host's memory,
+and the devices keep weights and gradients in half precision (4). Estimates, meant to be right within a third; `docs/recipes.md` compares them
 with measured peaks.
 """
 
@@ -68,6 +69,11 @@ KNOWN = {
 
 DOWNLOADS = {"tldr": 0.1e9, "full-hh": 0.2e9, "apps": 1.4e9}
 """Bytes of the hub's datasets, roughly."""
+
+ROWS = {"tldr": 92_858, "full-hh": 112_052, "apps": 5_000}
+"""Training rows of the hub's datasets: comparisons, or problems."""
+SOLUTIONS = 117_232
+"""Programs that APPS has for its training problems, all of which SFT learns."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,21 @@ def _activations(size: ModelSize, tokens: int, width: int, checkpointing: bool) 
     if checkpointing:
         return width * tokens * size.hidden * size.layers + layer
     return layer * size.layers
+
+
+def planned_steps(recipe: Recipe, kind: str) -> int:
+    """Optimizer steps of a stage, on the hub's dataset where the recipe names no other number; 0 where that is unknown.
+    Rows that are left out for a fault, or for their prompts, make it a few fewer.
+    """
+    settings = _settings(recipe, kind, bf16=False, devices=1)
+    if settings["max_steps"] > 0:
+        return int(settings["max_steps"])
+    rows = ROWS.get(recipe.data.format, 0) if recipe.data.source is None else 0
+    if kind == "sft" and recipe.data.format == "apps" and rows:
+        rows = SOLUTIONS
+    batch = math.prod(settings[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    epoch = rows * getattr(recipe.split, kind) / batch
+    return int((math.floor(epoch) if kind == "ppo" else math.ceil(epoch)) * settings["num_train_epochs"])
 
 
 def downloads(recipe: Recipe, size: ModelSize | None) -> dict[str, float]:
