@@ -87,7 +87,7 @@ def _draw_rates(recipe: Recipe, stages: list[PlannedStage], path: Path) -> None:
     figure = schedule_figure(recipe.name, stages)
     if figure is None:
         raise RecipeError(
-            f"recipe {recipe.name}: how many steps its stages have is known only for the hub's data, or where max_steps "
+            f"recipe {recipe.name}: the number of its steps is known only of the hub's data, or where max_steps "
             "is set; set it, as with sft.max_steps=100"
         )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,9 @@ checkpoint more than `save_total_limit`, since the oldest goes when the newest i
 what stays.
 
 With the optimizer offloaded, moments and float32 weights (12 bytes of a trained parameter) are in the host's memory,
-and the devices keep weights and gradients in half precision (4). Estimates, meant to be right within a third; `docs/recipes.md` compares them
-with measured peaks.
+and the devices keep weights and gradients in half precision (4).
+
+Estimates, meant to be right within a third; `docs/recipes.md` compares them with measured peaks.
 """
 
 from __future__ import annotations

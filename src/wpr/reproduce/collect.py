@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping as Map
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,8 +152,9 @@ def _values(source: Map[str, Any], places: Map[str, str]) -> dict[str, Cell]:
     rows = [row for row in rows if all(str(row.get(column)) == value for column, value in wanted.items())]
     for key, best in (("largest", max), ("smallest", min)):
         if key in source:
-            known = [row for row in rows if row.get(source[key]) is not None]
-            rows = [best(known, key=lambda row: row[source[key]])] if known else []
+            column = _column(found, source[key])
+            known = [row for row in rows if row[column] is not None]
+            rows = [best(known, key=lambda row: row[column])] if known else []
     if not rows:
         raise LookupError(f"{folder} has no row with {wanted}")
     names = {key: _filled(source[key], places) for key in KEYS if key in source}
@@ -161,6 +163,16 @@ def _values(source: Map[str, Any], places: Map[str, str]) -> dict[str, Cell]:
     times = source.get("times", 1)
     numbers = {key: rows[0].get(name) for key, name in names.items()}
     return {key: value * times if isinstance(value, float) else value for key, value in numbers.items()}
+
+
+def _column(found: Finding, name: str) -> str:
+    """The column of this name; of a win rate by a judge, with the judge behind it in brackets."""
+    columns = [
+        column for column in found.columns if column == name or re.fullmatch(rf"{re.escape(name)} \(.*\)", column)
+    ]
+    if not columns:
+        raise LookupError(f"{found.name} has no column {name!r}")
+    return columns[0]
 
 
 def _example(source: Map[str, Any], places: Map[str, str]) -> str:

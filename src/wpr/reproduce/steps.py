@@ -182,6 +182,7 @@ def _step(item: Item, text: str, options: Options) -> Step:
     result = run / ("analyses" if kind == "analyze" else "evaluations") / f"{made}-{item.name}"
     if kind == "judge":
         words = [options.rubrics.get(word, word) for word in words]
+        words += [] if options.limit is None else ["--prompts", str(min(50, options.limit // 2))]
         words += options.judge or ["--reward-model", str(run / "reward" / "model")]
     elif kind == "mt-bench":
         words += ["-q", str(_questions(options)), *_grader(options), *limit]
