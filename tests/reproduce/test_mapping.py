@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -24,9 +26,9 @@ LABELS = [
 ITEMS = load_mapping().items
 
 
+@cache
 def steps(label: str) -> list[Step]:
-    from pathlib import Path
-
+    """As a user with a server's judge has them."""
     return steps_of(ITEMS[label], Options(judge=("--judge", "gpt-4o"), questions=Path("question.jsonl")))
 
 
@@ -78,8 +80,6 @@ def test_policies_are_the_recipe_s_and_trained_before_they_are_used(label: str) 
 
 def test_what_a_cell_reads_is_what_a_command_writes() -> None:
     """Every source's folder is the result of one of the item's commands."""
-    from pathlib import Path
-
     checked = 0
     for label, item in ITEMS.items():
         results = {str(step.result) for step in steps(label)}

@@ -209,7 +209,7 @@ def _with_groups(words: Sequence[str], options: Options) -> list[str]:
         sweep, colon, name = word[1:-1].rpartition(":")
         names = groups.get(name, [name])
         if colon:
-            values = load_recipe("hh-gemma-2b", _grid(options)).sweeps[sweep].grid["ppo.beta"]
+            values = _recipe("hh-gemma-2b", tuple(_grid(options))).sweeps[sweep].grid["ppo.beta"]
             names = [f"{name}+beta={value}" for name in names for value in values]
         for one in names:
             found += ["-p", one]
@@ -220,14 +220,14 @@ def _grid(options: Options) -> list[str]:
     """A sweep over beta with fewer values, the largest and the smallest, in a rehearsal."""
     if options.scale == 1:
         return []
-    values = load_recipe("hh-gemma-2b").sweeps["beta"].grid["ppo.beta"]
+    values = _recipe("hh-gemma-2b", ()).sweeps["beta"].grid["ppo.beta"]
     return [f"sweeps.beta={{grid: {{ppo.beta: [{values[0]}, {values[-1]}]}}}}"]
 
 
 def _training(name: str, folder: Path, options: Options, given: set[str]) -> list[str]:
     """Settings that this user's training commands have beside the item's own."""
     words = [] if options.runs == Path("runs") else [f"output={folder}"]
-    recipe = load_recipe(name)
+    recipe = _recipe(name, ())
     if options.model is not None and "model.name" not in given:
         words.append(f"model.name={options.model}")
     if recipe.data.format == "apps" and (options.problems is not None or options.data is not None):
