@@ -132,7 +132,8 @@ def _cell(item: Item, row: str, column: str, number: int, options: Options) -> M
     except (FindingError, LookupError, OSError) as error:
         # A model is not compared with itself.
         itself = places.get("against", "").rpartition(":")[2] == places.get("row") and printed is None
-        values, missing = {}, "" if itself else str(error.args[0] if error.args else error)
+        said = str(error) if isinstance(error, FindingError | OSError) else str(error.args[0])
+        values, missing = {}, "" if itself else said
     return Measured(row, column, **values, paper=paper, paper_error=paper_error, missing=missing)
 
 
