@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -114,7 +116,8 @@ def test_steps_of_a_run_that_is_there(whole_run: Path, here: Here, tmp_path: Pat
     wanted = {"value": row["won"], "error": row["won_se_draws"], "low": row["low_95"], "high": row["high_95"]}
     assert {key: cells[0][key] for key in wanted} == wanted
     assert found.rows[0][2] == "0.848 ±0.021"
-    (folder / "ppo" / "rkl" / "model" / "model.safetensors").touch()
+    later = time.time() + 10
+    os.utime(folder / "ppo" / "rkl" / "model" / "model.safetensors", (later, later))
     assert [step.done for step in steps_of(item, options)] == [False, False]
 
 
