@@ -62,14 +62,13 @@ def doctor(
     examine(out)
     if recipe is None:
         return
-    from wpr.pipeline.doctor import examine_recipe  # packages that may be missing
+    from wpr.pipeline.doctor import examine_recipe
     from wpr.pipeline.run import plan
     from wpr.pipeline.sweep import members
 
     given = list(arguments or [])
     sweep = given.pop(0) if given and "=" not in given[0] else None
-    loaded = load_recipe(recipe, given)
-    stages = None
+    loaded, stages = load_recipe(recipe, given), None
     if sweep is not None or policy:
         changes = members(loaded, sweep, policy or [], [])
         stages = plan(loaded, list(changes), changes)

@@ -154,8 +154,8 @@ def _values(source: Map[str, Any], places: Map[str, str]) -> dict[str, Cell]:
     for key, best in (("largest", max), ("smallest", min)):
         if key in source:
             column = _column(found, source[key])
-            known = [row for row in rows if row[column] is not None]
-            rows = [best(known, key=lambda row: row[column])] if known else []
+            known = [(number, row) for row in rows if isinstance(number := row[column], int | float)]
+            rows = [best(known, key=lambda pair: pair[0])[1]] if known else []
     if not rows:
         raise LookupError(f"{folder} has no row with {wanted}")
     names = {key: _filled(source[key], places) for key in KEYS if key in source}
