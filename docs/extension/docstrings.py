@@ -62,12 +62,13 @@ def _args(paragraph: str) -> list[tuple[list[str], str]] | None:
         return None
     lines = re.sub(r"\n +", " ", textwrap.dedent(paragraph.partition("\n")[2])).splitlines()
     found = [re.fullmatch(r"(\w+) \((.*?)\): (.*)", line) for line in lines]
-    return [([match[1]], f"{match[3]} ({match[2]})") for match in found if match]
+    return [([match[1]], f"{match[3]} ({match[2].replace('*', '')})") for match in found if match]
 
 
 def plain_rst(paragraph: str) -> list[str]:
     """A paragraph: prose, a list, or lines that stand further in, which are kept as they are."""
-    first, *rest = re.sub(r"::$", ":", paragraph).splitlines()
+    paragraph = re.sub(r"::$", ":", paragraph)
+    first, *rest = paragraph.splitlines()
     if first[0].isspace():
         return [".. code-block:: none", "", *textwrap.indent(textwrap.dedent(paragraph), "   ").splitlines()]
     if re.match(r"[-*] |\d+\. ", first):

@@ -113,7 +113,7 @@ def check_wpr(words: list[str], here: Here | None) -> None:
             RegularizerSpec.parse(text)
     if here is None:
         return
-    if "dry_run" in given and "judge" not in name:
+    if "dry_run" in given and name.split()[1] in ("run", "quickstart", "sft", "reward", "ppo", "sweep"):
         here.succeeds(*words, "--dry-run")
     elif name in RUNNABLE and not any(word.startswith("runs/") and not Path(word).exists() for word in rest):
         here.succeeds(*words)
