@@ -35,6 +35,7 @@ toc_object_entries_show_parents = "hide"
 add_module_names = False
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"wpr {__version__}"
 html_show_sphinx = False
 html_copy_source = False

@@ -103,7 +103,7 @@ def pages() -> dict[str, str]:
         "",
         "Every public class and function, by what it is for, with the path to import it from.",
         "",
-        "| | names |",
+        "| what for | names |",
         "|---|---|",
         *(
             f"| [{title}](api-{file}.rst) | {', '.join(f'`{name.name}`' for name in names)} |"

@@ -20,7 +20,7 @@ def pages() -> dict[str, str]:
         "`wpr COMMAND --help` says the same. `--debug`, wherever it stands, shows tracebacks; `wpr --version` prints "
         "the version.",
         "",
-        "| command | |",
+        "| command | what it does |",
         "|---|---|",
         *(f"| [`wpr {name}`](command-{name}.md) | {_first(command)} |" for name, command in commands.items()),
         "",
@@ -64,7 +64,7 @@ def _page(name: str, command: Any, level: int = 1) -> list[str]:
 
 
 def _table(kind: str, parameters: list[Any]) -> str:
-    rows = [f"| {kind} | default | |", "|---|---|---|"]
+    rows = [f"| {kind} | default | what it does |", "|---|---|---|"]
     for one in parameters:
         if kind == "argument":
             shown = f"`{one.metavar or one.name.upper()}`"

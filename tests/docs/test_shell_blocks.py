@@ -123,6 +123,8 @@ def check_other(words: list[str]) -> None:
     """Commands of others, as far as they name something of ours."""
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words[1]
+    elif words[0] == "bash":
+        assert (ROOT / words[1]).is_file(), words[1]
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for word in words[2:]:
