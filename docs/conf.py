@@ -39,6 +39,7 @@ pygments_dark_style = "github-dark"
 html_title = f"wpr {__version__}"
 html_show_sphinx = False
 html_copy_source = False
+html_show_search_summary = False  # a browser cannot read other files of a site that it has from a disk
 html_static_path = ["extension/static"]
 html_css_files = ["site.css"]
 html_theme_options = {

@@ -122,7 +122,8 @@ def pages() -> dict[str, str]:
 
 
 def _page(title: str, names: list[PublicName]) -> str:
-    lines = [title, "=" * len(title), ""]
+    heading = f"{title}: API"
+    lines = [heading, "=" * len(heading), ""]
     for name in names:
         shown, module = name.name, name.path.removesuffix(f".{name.name}")
         kind = "class" if inspect.isclass(name.value) else "function" if inspect.isroutine(name.value) else "data"
