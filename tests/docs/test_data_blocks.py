@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block, all_blocks
+from tests.docs.pages import ROOT, Block, all_blocks
 from wpr.config.recipe_file import load_recipe
 from wpr.evaluation.judging.rubric import read_rubric
 
 RUBRICS = ("docs/judging.md",)
-"""Pages whose YAML is no recipe."""
+ELSEWHERE = {"docs/generation.md": "tests/evaluation/mt_bench/test_mt_bench.py"}
+"""Pages whose YAML is no recipe: rubrics of judges, and what another test reads."""
 
 
-@pytest.mark.parametrize("block", [one for one in all_blocks("yaml") if one.page not in RUBRICS], ids=str)
+@pytest.mark.parametrize(
+    "block", [one for one in all_blocks("yaml") if one.page not in (*RUBRICS, *ELSEWHERE)], ids=str
+)
 def test_recipes(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a recipe stands on top of the tiny one."""
     monkeypatch.chdir(tmp_path)
@@ -32,6 +35,12 @@ def test_recipes(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("block", [one for one in all_blocks("yaml") if one.page in RUBRICS], ids=str)
 def test_rubrics(block: Block) -> None:
     assert read_rubric(block.code, "page", "page").answer == "letter"
+
+
+def test_what_another_test_reads() -> None:
+    for page, test in ELSEWHERE.items():
+        assert [one for one in all_blocks("yaml") if one.page == page]
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", all_blocks("json"), ids=str)

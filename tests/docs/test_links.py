@@ -54,6 +54,9 @@ def test_pages_that_the_code_names() -> None:
 
 def test_every_fence_says_what_it_is() -> None:
     for page in PAGES:
+        assert not re.search(r"\n\n    (wpr|pip|make|python) ", prose(page)), (
+            f"{page}: fence commands, so that they are tested"
+        )
         for block in blocks(page):
             assert block.kind in ("python", "bash", "yaml", "json", "text"), f"{block}: ```{block.kind}"
 
