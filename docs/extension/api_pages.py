@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import wpr
@@ -22,9 +25,11 @@ GROUPS: dict[str, tuple[str, str]] = {
     "wpr.rewards.code": ("code-rewards", "Code rewards"),
     "wpr.data": ("data", "Data"),
     "wpr.config": ("recipes", "Recipes"),
+    "wpr.pipeline": ("recipes", "Recipes"),
     "wpr.runs": ("runs", "Runs"),
     "wpr.evaluation": ("evaluation", "Evaluation"),
     "wpr.evaluation.judging": ("judging", "Judging"),
+    "wpr.findings": ("evaluation", "Evaluation"),
     "wpr.analysis": ("analysis", "Analyses"),
     "wpr.report": ("report", "Reports"),
     "wpr.pico": ("models", "Models"),
@@ -32,16 +37,10 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 """Page and title of what is defined in a module, by the longest of these that it begins with."""
 
-ALSO = (
-    "wpr.analysis.bert_score.bert_score",
-    "wpr.analysis.case_study.study_response",
-    "wpr.analysis.statistics.correlation",
-    "wpr.analysis.statistics.spearman",
-    "wpr.config.recipe_file.load_recipe",
-    "wpr.pico.path",
-    "wpr.runs.responses.read_responses",
-)
-"""Public names that are in no ``__all__``: the pages use them."""
+ALSO = ("wpr.config.recipe_file.load_recipe", "wpr.pico.path")
+"""Public names that are in no ``__all__``, beside those that the pages import."""
+
+PAGES = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,10 @@ class PublicName:
 
 
 def public_names() -> list[PublicName]:
-    """Every name in an ``__all__`` of the package, and `ALSO`, each by its shortest path."""
+    """Every name in an ``__all__`` of the package, those that the pages import, and `ALSO`, by their shortest paths."""
     paths = [f"{module}.{name}" for module in _modules() for name in importlib.import_module(module).__all__]
     found: dict[int | str, PublicName] = {}
-    for path in sorted([*paths, *ALSO], key=lambda path: (path.count("."), path)):
+    for path in sorted({*paths, *_imported(), *ALSO}, key=lambda path: (path.count("."), path)):
         module, _, name = path.rpartition(".")
         value = getattr(importlib.import_module(module), name)
         own = inspect.isclass(value) or inspect.isroutine(value)
@@ -79,6 +78,17 @@ def public_names() -> list[PublicName]:
         if key not in found:
             found[key] = PublicName(path, value.__module__ if own else module, value)
     return list(found.values())
+
+
+def _imported() -> Iterator[str]:
+    """What the Python blocks of the pages import from the package, but for modules."""
+    for page in sorted(PAGES.glob("*.md")):
+        for code in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "wpr":
+                    module = importlib.import_module(str(node.module))
+                    own = [one.name for one in node.names if not inspect.ismodule(getattr(module, one.name, module))]
+                    yield from (f"{node.module}.{name}" for name in own)
 
 
 def _modules() -> Iterator[str]:

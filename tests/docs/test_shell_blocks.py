@@ -126,10 +126,13 @@ def check_other(words: list[str]) -> None:
     elif words[0] == "bash":
         assert (ROOT / words[1]).is_file(), words[1]
     elif words[:2] == ["pip", "install"]:
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        for word in words[2:]:
-            assert word == "wpr" or re.fullmatch(r"wpr\[[\w,]+\]", word), word
-            assert set(re.findall(r"\w+", word)[1:]) <= extras.keys(), word
+        project = (ROOT / "pyproject.toml").read_text()
+        extras = tomllib.loads(project)["project"]["optional-dependencies"]
+        for word in (word for word in words[2:] if word != "--no-deps"):
+            name, *own = re.findall(r"[\w-]+", word)
+            assert set(own) <= extras.keys() if name == "wpr" else name in project + (ROOT / "Makefile").read_text(), (
+                word
+            )
     elif words[:2] == ["accelerate", "launch"]:
         before, after = words[: words.index("-m")], words[words.index("-m") + 1 :]
         if "--config_file" in before:
