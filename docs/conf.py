@@ -19,6 +19,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "docs.extension"]
 root_doc = "index"
 exclude_patterns = ["extension"]
 highlight_language = "none"
+smartquotes = False  # --option is one
 
 myst_heading_anchors = 4
 myst_enable_extensions = []

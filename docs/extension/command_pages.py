@@ -46,10 +46,7 @@ def _page(name: str, command: Any, level: int = 1) -> list[str]:
             parts += _page(f"{name} {own}", part, level + 1)
         return parts
     arguments = [one for one in command.params if one.param_type_name == "argument"]
-    words = "".join(
-        f" {one.metavar or one.name.upper()}" if one.required else f" [{one.metavar or one.name.upper()}]"
-        for one in arguments
-    )
+    words = "".join(f" {_placeholder(one)}" if one.required else f" [{_placeholder(one)}]" for one in arguments)
     parts.insert(1, f"```text\nwpr {name} [OPTIONS]{words}\n```")
     panels: dict[str, list[Any]] = {}
     for one in command.params:
@@ -67,11 +64,16 @@ def _table(kind: str, parameters: list[Any]) -> str:
     rows = [f"| {kind} | default | what it does |", "|---|---|---|"]
     for one in parameters:
         if kind == "argument":
-            shown = f"`{one.metavar or one.name.upper()}`"
+            shown = f"`{_placeholder(one)}`".replace("|", "\\|")
         else:
             shown = ", ".join(f"`{option}`" for option in [*one.opts, *one.secondary_opts])
         rows.append(f"| {shown} | {_default(one)} | {_prose(one.help or '')} |")
     return "\n".join(rows)
+
+
+def _placeholder(argument: Any) -> str:
+    """What stands for an argument, without the brackets of one that may be left out."""
+    return (argument.metavar or argument.name.upper()).strip("[]")
 
 
 def _default(one: Any) -> str:

@@ -98,6 +98,14 @@ def test_every_command_and_option_is_there() -> None:
     assert "[bold]" not in "".join(pages.values())
 
 
+def test_rows_of_tables_have_all_cells() -> None:
+    made = {**api_pages.pages(), **setting_pages.pages(), **command_pages.pages()}
+    for name, text in made.items():
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+            assert len(cells) == 1, f"{name}: {table}"
+
+
 def test_pages_that_are_linked_are_made() -> None:
     made = {**api_pages.pages(), **setting_pages.pages(), **command_pages.pages()}
     for page in PAGES:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from tests.docs.pages import PAGES, ROOT, all_blocks, name_of, prose
+from tests.docs.pages import PAGES, ROOT, Block, all_blocks, name_of, prose
 from tests.pipeline.command import Here
 from wpr.cli import app
 from wpr.regularizers.spec import RegularizerSpec
@@ -69,7 +69,7 @@ def _expanded(word: str) -> list[str]:
     return [f"{braces[1]}{one}{braces[3]}" for one in braces[2].split(",")] if braces and "," in braces[2] else [word]
 
 
-SHOWN = [(str(block), words) for block in all_blocks("bash") for words in commands_of(block.code)]
+SHOWN = [(block, words) for block in all_blocks("bash") for words in commands_of(block.code)]
 
 
 def is_not_run(words: list[str]) -> str | None:
@@ -88,10 +88,9 @@ def find_command(words: list[str]) -> tuple[Any, list[str], str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, whole_run: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader may be: a recipe and data of their own, and a finished run."""
+def folder(tmp_path: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader may be: with data of their own, and a finished run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.yaml").write_text(here.succeeds("recipes", "hh-gemma-2b").stdout)
     rows = [{"prompt": f"Question {i}?", "chosen": "Yes.", "rejected": "No."} for i in range(8)]
     for name in ("pairs.jsonl", "my-pairs.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -149,17 +148,27 @@ def check_other(words: list[str]) -> None:
         pytest.fail(f"{shlex.join(words)}: check it here, or give the reason in NOT_RUN")
 
 
+def recipe_above(block: Block) -> str:
+    """The reader's my.yaml: what the page shows above a block, on top of a shipped recipe."""
+    shown = [one.code for one in all_blocks("yaml") if one.page == block.page and one.line < block.line]
+    base = "extends: hh-gemma-2b\n"
+    return base if not shown or shown[-1].startswith("extends:") else base + shown[-1]
+
+
 def test_commands(folder: Path, here: Here) -> None:
-    """In one test, since the copy of the run is theirs together. Each is named where it fails."""
+    """In one test, since the copy of the run is theirs together."""
     seen: list[list[str]] = []
-    for where, words in SHOWN:
+    faults = []
+    for block, words in SHOWN:
         if is_not_run(words) or words in seen:
             continue
         seen.append(words)
+        (folder / "my.yaml").write_text(recipe_above(block))
         try:
             check_wpr(words[1:], here) if words[0] == "wpr" else check_other(words)
         except (Exception, pytest.fail.Exception) as error:
-            raise AssertionError(f"{where}: {shlex.join(words)}: {error}") from error
+            faults.append(f"{block}: {shlex.join(words)}: {error}")
+    assert not faults, "\n".join(faults)
 
 
 def test_every_exception_is_needed() -> None:
