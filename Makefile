@@ -8,7 +8,7 @@ TESTS ?=
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm test-package test-bounds lint format bench notebooks smollm2 gemma3 minilm stories15m clean
+.PHONY: quickstart ppo-example test test-slow test-trl test-verl test-vllm test-package test-bounds docs lint format bench notebooks smollm2 gemma3 minilm stories15m clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/wpr quickstart
@@ -41,7 +41,8 @@ test-verl: $(VENV)/.dev
 	  orjson==3.13.0 cloudpickle==3.1.2 hydra-core==1.3.8 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3 \
 	  codetiming==1.4.0 torchdata==0.11.0 cachetools==8.0.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 \
 	  referencing==0.37.0 rpds-py==2026.9.1 attrs==26.1.0
-	WPR_REQUIRE=verl PYTHONPATH=$(CURDIR)/build/verl-$(VERL) $(BIN)/python -m pytest tests/test_verl.py
+	WPR_REQUIRE=verl PYTHONPATH=$(CURDIR)/build/verl-$(VERL) $(BIN)/python -m pytest tests/test_verl.py \
+	  tests/docs/test_python_blocks.py::test_verl_registers
 
 # The tests of the vLLM back end with vLLM's build for CPUs, in an environment of its own (4 GB): it asks for an earlier
 # transformers than constraints.txt has. It asks for torch's CPU build, too; PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say
@@ -81,6 +82,10 @@ $(PACKAGE)/.ready:
 	test -x $(PACKAGE)/bin/python || $(PYTHON) -m venv $(PACKAGE)
 	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check build uv
 	touch $@
+
+# The documentation site, in build/site; open build/site/index.html. Warnings are errors.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/site-cache docs build/site
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -131,6 +136,10 @@ $(VENV)/.dev: $(VENV)/.base
 
 $(VENV)/.notebooks: $(VENV)/.base
 	$(PIP) --editable '.[notebooks]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -74,6 +74,11 @@ def compiler() -> str | None:
     return None if shutil.which("g++") else "g++ is not in PATH; `apt install g++`"
 
 
+def sphinx() -> str | None:
+    missing = any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser", "furo"))
+    return "the documentation's packages are not installed; `pip install 'wpr[docs]'`" if missing else None
+
+
 def _package(name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"the package {name} is not installed; `pip install {name}`"
 
@@ -90,6 +95,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "trackio": trackio,
     "wandb": wandb,
     "vllm": vllm,
+    "sphinx": sphinx,
 }
 if not NEEDS.keys() >= REQUIRED:
     raise ValueError(f"WPR_REQUIRE={os.environ['WPR_REQUIRE']}: known are {', '.join(NEEDS)}, with commas between")

@@ -1,0 +1,44 @@
+"""docs/figures/report.png: parts of a report's page in one picture.
+
+    wpr quickstart
+    python scripts/report_figure.py runs/quickstart/report.html docs/figures/report.png
+
+The curves of score, gold score and KL, and below them the token view as the page opens it. Needs Chromium and the
+package `playwright`.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+CURVES = ("score of responses", "gold score of responses", "kl to the reference")
+"""Beginnings of the titles of the charts that are shown, where the page has them."""
+
+LEAVE = """(titles) => {
+  for (const node of document.querySelectorAll('body > :not(main), main > :not(section)')) node.remove();
+  for (const node of document.querySelectorAll('section')) if (!['training', 'tokens'].includes(node.id)) node.remove();
+  const charts = [...document.querySelectorAll('#training figure')];
+  for (const node of charts)
+    if (!titles.some((title) => node.textContent.trim().toLowerCase().startsWith(title))) node.remove();
+  for (const node of document.querySelectorAll('#training h2, #training .lead, details')) node.remove();
+}"""
+
+
+def main(page_file, picture, width=1100, height=1480):
+    """Make the picture."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        page.goto(Path(page_file).resolve().as_uri())
+        page.wait_for_selector("#tokens .inspector")
+        page.evaluate(LEAVE, list(CURVES))
+        page.evaluate("window.scrollTo(0, 0)")
+        page.screenshot(path=picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
