@@ -213,7 +213,7 @@ def _show(items: list[Item], steps: dict[str, list[Step]], options: Options) -> 
 
 
 def _words(needs: Needs) -> str:
-    from wpr.pipeline.doctor import gigabytes
+    from wpr.pipeline.machine_view import gigabytes
 
     return (
         f"{needs.policies} policies to train; {needs.hours:.3g} hours of an A100; {gigabytes(needs.disk)} of disk at "
