@@ -26,6 +26,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "analysis": "Analyses",
         "report": "Reports",
         "runs": "Runs in Python",
+        "publishing": "Hub and trackers",
     },
     "Concepts": {
         "numerics": "Numerics and geometry",
@@ -45,6 +46,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "project/changelog": "Changelog",
         "project/contributing": "Contributing",
         "project/wpr-pico": "wpr-pico, the model in the package",
+        "licences": "Origins and licences",
     },
 }
 """Headings of the navigation, and the pages under each with their short titles. A page that is not there is left out,

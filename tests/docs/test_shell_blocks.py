@@ -23,6 +23,8 @@ from wpr.regularizers.spec import RegularizerSpec
 NOT_RUN = {
     "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 8 train.py": "the reader's script",
     "export OPENAI_API_KEY=...": "a secret of the reader's",
+    "export WANDB_MODE=offline": "for a tracker that is not installed here",
+    "trackio show --project huggingface": "a server of a package that is not installed here",
     "transformers serve": "a server that does not end",
     "vllm serve path/to/sft --generation-config vllm --dtype bfloat16": "a server, and a package of its own",
     "hf download openai/summarize_from_feedback --repo-type dataset --revision refs/convert/parquet "
