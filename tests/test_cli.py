@@ -99,7 +99,7 @@ def test_completion_of_recipe_names() -> None:
         pytest.skip(f"there is no {wpr}; install the package to test its script")
     for words, index, expected in (
         ("wpr run t", 2, ["tiny", "tldr-gemma-2b", "tldr-gemma-7b"]),
-        ("wpr re", 1, ["recipes", "report", "reward"]),
+        ("wpr re", 1, ["recipes", "report", "reproduce", "reward"]),
     ):
         asked = environment(_WPR_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(index))
         found = subprocess.run([wpr], env=asked, capture_output=True, text=True)
