@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import wpr
 from wpr import ReverseKL, TokenGeometry, Wasserstein, make_regularizer
 
 embeddings: Tensor = torch.randn(50, 8)
@@ -24,7 +25,13 @@ penalty: Tensor = out.penalty
 named: Tensor = make_regularizer("rkl")(torch.randn(3, 50), torch.randn(3, 50), torch.tensor([1, 2, 3])).penalty
 loss: Tensor = ReverseKL().loss(torch.randn(3, 50), torch.randn(3, 50))
 
+run = wpr.load_run("runs/tiny")
+run.plot.frontier().save("frontier.svg")
+names: list[str] = list(run.policies)
+score: float | None = run.responses("rkl")[0].measured("score")
+
 Wasserstein(geometry, preset="semantics")  # type: ignore[call-overload,arg-type,unused-ignore]
 wrong: int = geometry.scale_rule  # type: ignore[assignment]
 penalty = out.scale  # type: ignore[attr-defined]
 TokenGeometry.from_embeddings("embeddings")  # type: ignore[arg-type]
+picture: str = run.plot.frontier()  # type: ignore[assignment]

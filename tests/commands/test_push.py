@@ -81,6 +81,24 @@ def test_what_is_uploaded_can_be_used(here: Here, transport_run: Path, hub: Hub,
     assert not [name for name in settings["settings"] if name.endswith(("_dir", "_token"))]
 
 
+def test_folders_of_this_machine_are_not_uploaded(here: Here, own_run: Path) -> None:
+    """A run that was made with absolute paths: neither the settings nor the card has them."""
+    path, card = own_run / "manifest.json", own_run / "ppo" / "rkl" / "model" / "README.md"
+    manifest = json.loads(path.read_text())
+    manifest["recipe"]["output"] = "/home/me/secret/mine"
+    manifest["recipe"]["data"]["source"] = "/home/me/secret/pairs.jsonl"
+    path.write_text(json.dumps(manifest))
+    card.write_text(
+        f"{card.read_text()}\nMade from /home/me/secret/mine/prepare/model and /home/me/secret/pairs.jsonl\n"
+    )
+    here.succeeds("push", str(own_run), "rkl", "--to", "me/mine", "--dry-run")
+    folder = own_run / "hub" / "rkl"
+    recipe = json.loads((folder / "wpr.json").read_text())["recipe"]
+    assert (recipe["output"], recipe["data"]["source"]) == ("mine", "pairs.jsonl")
+    assert "Made from mine/prepare/model and pairs.jsonl" in (folder / "README.md").read_text()
+    assert not [name for name, data in files(folder).items() if b"/home/me" in data]
+
+
 def test_a_repository_that_is_there(here: Here, own_run: Path, hub: Hub, tmp_path: Path) -> None:
     """It is not overwritten unasked; a card that was edited is uploaded as it is."""
     push = ("push", str(own_run), "rkl", "--to", "mine")

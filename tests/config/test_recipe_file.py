@@ -186,9 +186,9 @@ def test_shipped_recipes_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tinny", "there is no such file: unknown recipe tinny; did you mean tiny?"),
+        ("tinny", "tinny is not a file here: unknown recipe tinny; did you mean tiny?"),
         ("gone.yaml", "there is no recipe file gone.yaml; `wpr recipes` lists the shipped ones"),
-        ("../recipes/tiny", "there is no recipe file ../recipes/tiny; `wpr recipes` lists the shipped ones"),
+        ("../recipes/tiny", "there is no recipe file ../recipes/tiny; the shipped recipe is tiny"),
         ("folder.yaml", "folder.yaml is a folder; name a recipe file"),
     ],
 )

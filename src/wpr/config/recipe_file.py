@@ -165,10 +165,12 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     if re.fullmatch(r"[\w.-]+", name) and shipped.is_file():
         return shipped
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        raise RecipeError(f"there is no recipe file {name}; `wpr recipes` lists the shipped ones")
+        meant = Path(name).stem in shipped_recipes()
+        hint = f"the shipped recipe is {Path(name).stem}" if meant else "`wpr recipes` lists the shipped ones"
+        raise RecipeError(f"there is no recipe file {name}; {hint}")
     if Path(name).is_dir():
         raise RecipeError(f"{name} is a folder; name a recipe file, or a shipped recipe (`wpr recipes` lists them)")
-    raise unknown(name, shipped_recipes(), lambda _: "there is no such file", kind="recipe")
+    raise unknown(name, shipped_recipes(), lambda _: f"{name} is not a file here", kind="recipe")
 
 
 def _read(path: Path, chain: tuple[Path, ...] = ()) -> RecipeSource:

@@ -53,7 +53,9 @@ def write_folder(
             target.unlink(missing_ok=True)
             _link_or_copy(path, target)
     spec = run.regularizer(policy)
-    write_atomically(folder / SETTINGS, json.dumps(settings_of(run, policy, spec), indent=1, ensure_ascii=False) + "\n")
+    settings = settings_of(run, policy, spec)
+    text = json.dumps(settings, indent=1, ensure_ascii=False)
+    write_atomically(folder / SETTINGS, without_folders(text, settings) + "\n")
     (folder / GEOMETRY).unlink(missing_ok=True)
     has_geometry = geometry and spec.is_wasserstein and spec.costs.other_model is None
     if has_geometry:
@@ -63,7 +65,7 @@ def write_folder(
     if (folder / CARD).is_file():
         say(f"{folder / CARD} is kept as it is; delete it to have it written again")
         return
-    card = (source / CARD).read_text(encoding="utf-8").rstrip()
+    card = without_folders((source / CARD).read_text(encoding="utf-8").rstrip(), settings)
     write_atomically(folder / CARD, f"{card}\n\n{_usage(name, spec, has_geometry)}")
 
 
@@ -80,6 +82,21 @@ def settings_of(run: FinishedRun, policy: str, spec: RegularizerSpec) -> dict[st
         "recipe": run.manifest["recipe"],
         "versions": run.manifest.get("versions") or versions(),
     }
+
+
+def without_folders(text: str, settings: Any) -> str:
+    """``text`` in which absolute paths of ``settings`` keep only their last part: no folders of this machine."""
+    for path in sorted(_absolute_paths(settings), key=len, reverse=True):
+        text = text.replace(path, Path(path).name)
+    return text
+
+
+def _absolute_paths(value: Any) -> set[str]:
+    """Strings of nested settings that are paths from the root, of two parts at least."""
+    if isinstance(value, str):
+        return {value} if Path(value).is_absolute() and len(Path(value).parts) > 2 and "\n" not in value else set()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set().union(*map(_absolute_paths, inner))
 
 
 def check_name(name: str) -> None:
