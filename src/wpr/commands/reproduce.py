@@ -112,6 +112,8 @@ def reproduce(
         )
     if not 0 < scale <= 1:
         raise OptionError(f"--scale {scale} must be above 0 and at most 1, the paper's own size")
+    if questions is None and (collect or dry_run) and not (scale != 1 or model or data):
+        questions = Path("question.jsonl")  # which nothing reads now
     options = Options(
         runs=runs,
         judge=_judge(
