@@ -59,6 +59,10 @@ def test_hours_by_hand() -> None:
     assert (found.policies, found.requests) == (1, 0)
     twice = needs_of(2 * steps_of(item, Options(runs=Path("nowhere"))), Options())
     assert twice == found  # a stage is trained once
+    draws = [Item("x", "x", (f"generate {{runs}}/tldr-gemma-{size} -p rkl -t 0.5",)) for size in ("2b", "7b")]
+    small, large = (needs_of(steps_of(one, Options(runs=Path("nowhere"))), Options()).hours for one in draws)
+    assert small == pytest.approx(4 * 0.769 * 2 * 2000 / 32_000)
+    assert large == pytest.approx(small * 8_537_680_896 / 2_506_172_416)  # by the model that draws
 
 
 @pytest.mark.parametrize(

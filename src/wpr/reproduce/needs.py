@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from wpr.config.recipe_file import load_recipe
 from wpr.pipeline.estimates import (
     KNOWN,
     ModelSize,
@@ -21,6 +22,7 @@ from wpr.pipeline.estimates import (
     planned_steps,
 )
 from wpr.pipeline.run import PlannedStage
+from wpr.reproduce.mapping import load_mapping
 from wpr.reproduce.steps import TRAINING, Options, Step
 from wpr.runs.folder import RunFolder
 
@@ -88,7 +90,8 @@ def training_hours(stage: PlannedStage, size: ModelSize) -> float:
 def _generation_hours(step: Step, options: Options) -> float:
     if step.kind not in ("generate", "mt-bench", "pass-at-1"):
         return 0.0
-    size = model_size(options.model or "") or KNOWN["google/gemma-2b"]
+    recipe = step.run.name if step.run.name in load_mapping().hardware else "hh-gemma-2b"
+    size = model_size(options.model or load_recipe(recipe).model.name) or KNOWN["google/gemma-2b"]
     prompts = {"generate": options.limit or 2000, "mt-bench": 160, "pass-at-1": options.limit or 5000}[step.kind]
     heats = max(1, step.words.count("-t"))
     responses = prompts * heats * (1 + len(step.policies))
