@@ -46,6 +46,10 @@ def test_a_dry_run_has_commands_hours_and_disk(here: Here, tmp_path: Path, monke
     assert "2 policies to train; " in text
     assert "-q question.jsonl" in text  # which need not be there to be shown
     assert "They are formulas" in text
+    rehearsal = ("--model", "no/such-model", "--scale", "0.01", "--data", "x.jsonl.gz")
+    text = here.succeeds("reproduce", "apps", "mt_bench", "--dry-run", *rehearsal).stdout
+    assert "Not counted: training no/such-model, of unknown size here" in text
+    assert "data.source=runs/rehearsal/problems.jsonl" in text
     assert not list(tmp_path.iterdir())
 
 

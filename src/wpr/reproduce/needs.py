@@ -38,7 +38,8 @@ COMPARISONS = 250
 @dataclass(frozen=True)
 class Needs:
     """What is still to be done. hours: of one A100. disk: bytes at the most; sharded: with ZeRO or FSDP. kept: at the
-    end. policies: to be trained. requests: to a judge, at the most.
+    end. policies: to be trained. requests: to a judge, at the most. unknown: models whose size is not known here, so
+    that neither hours nor disk of their training are counted.
     """
 
     hours: float
@@ -47,6 +48,7 @@ class Needs:
     kept: float
     policies: int
     requests: int
+    unknown: tuple[str, ...] = ()
 
 
 def needs_of(steps: Iterable[Step], options: Options) -> Needs:
@@ -54,6 +56,7 @@ def needs_of(steps: Iterable[Step], options: Options) -> Needs:
     seen: set[tuple[str, str]] = set()
     parts: list[StageEstimate] = []
     hours, policies, requests = 0.0, 0, 0
+    unknown: dict[str, None] = {}
     for step in steps:
         if step.kind in TRAINING:
             folder = RunFolder(step.run, writes=False)
@@ -64,14 +67,16 @@ def needs_of(steps: Iterable[Step], options: Options) -> Needs:
                     continue
                 seen.add((str(step.run), stage.name))
                 policies += stage.name.startswith("ppo/")
-                if size is not None:
+                if size is None:
+                    unknown[step.recipe.model.name] = None
+                else:
                     parts.append(estimate(stage, size, bf16=True))
                     hours += training_hours(stage, size)
         elif not step.done:
             hours += _generation_hours(step, options)
             requests += _requests(step)
     kept = sum(part.kept for part in parts)
-    return Needs(hours, disk_needed(parts), disk_needed(parts, sharded=True), kept, policies, requests)
+    return Needs(hours, disk_needed(parts), disk_needed(parts, sharded=True), kept, policies, requests, tuple(unknown))
 
 
 def training_hours(stage: PlannedStage, size: ModelSize) -> float:

@@ -24,7 +24,7 @@ from wpr.pipeline.estimates import planned_steps
 from wpr.pipeline.run import PlannedStage, changes_since, plan
 from wpr.pipeline.sweep import members
 from wpr.reproduce.mapping import Item, load_mapping
-from wpr.reproduce.rehearsal import GRADE, problems_file, questions_file
+from wpr.reproduce.rehearsal import GRADE, PROBLEMS, QUESTIONS
 from wpr.runs.finished_run import REFERENCE
 from wpr.runs.folder import RunFolder
 
@@ -280,7 +280,7 @@ def _training(name: str, folder: Path, options: Options, given: set[str]) -> lis
     if options.model is not None and "model.name" not in given:
         words.append(f"model.name={options.model}")
     if recipe.data.format == "apps" and (options.problems is not None or options.data is not None):
-        words.append(f"data.source={options.problems or problems_file(options.runs)}")
+        words.append(f"data.source={options.problems or options.runs / PROBLEMS}")
         words.append("split.held_out=0.3")
     elif options.data is not None and recipe.prepare is None:
         words += ["data.format=hh", f"data.source={options.data}", "split.held_out=0.1"]
@@ -301,7 +301,7 @@ def _questions(options: Options) -> Path:
     if options.questions is not None:
         return options.questions
     if options.rehearses:
-        return questions_file(options.runs)
+        return options.runs / QUESTIONS
     raise OptionError(
         "tab:mt_bench needs MT-Bench's questions, which you bring: name the file with --questions question.jsonl "
         "(docs/generation.md, section 3)"
