@@ -8,6 +8,7 @@ import pytest
 
 from tests.analysis.columns import column
 from wpr.analysis.temperature import by_judges, by_scores, temperature_finding
+from wpr.evaluation.judging.run_result import COLUMNS, JudgedRate
 from wpr.evaluation.win_rate import win_rate
 from wpr.findings import Finding
 
@@ -66,3 +67,19 @@ def test_what_judges_found_is_put_together() -> None:
     assert [one.name for one in finding.figures[0].series] == ["w (gpt)", "w (llama)"]
     with pytest.raises(ValueError, match="no finding of a judge"):
         by_judges([verdict("w", "sft", (0.5, 0.5), 0.9)], "rkl")
+
+
+def of_run(name: str, rows: list[JudgedRate]) -> Finding:
+    """As `wpr judge RUN` writes it."""
+    return Finding(
+        name, "Policies of x against y, judged by gpt", [], COLUMNS, [list(vars(one).values()) for one in rows]
+    )
+
+
+def test_a_pair_that_several_findings_have_is_one_point() -> None:
+    """Tables of the paper share comparisons, and a run can be judged either way round: the one with most prompts."""
+    few = of_run("judge-a", [JudgedRate("w", 0.5, "rkl", 0.7, 0.6, 0.8, prompts=20)])
+    most = of_run("judge-b", [JudgedRate("rkl", 0.5, "w", 0.4, 0.3, 0.45, prompts=50)])
+    found = by_judges([few, most, verdict("w", "rkl", (0.5, 0.5), 0.9)], "rkl")
+    assert [(one.model, one.temperature, one.prompts) for one in found] == [("w", 0.5, 50)]
+    assert found[0].rate == pytest.approx(0.6)

@@ -126,6 +126,20 @@ def test_what_is_refused(
     assert said in finished.error
 
 
+def test_a_reward_model_that_reads_other_tokens_is_refused(
+    here: Here, whole_run: Path, texts: Path, tmp_path: Path
+) -> None:
+    """By advice and by training alike: it would score other words than the policy wrote."""
+    scorer = str(whole_run / "reward" / "model")
+    finished = here("advise", "pico", "--texts", str(texts), "--reward", scorer, "-e", str(pico.path()))
+    assert "it has another tokenizer than the policy, in which" in finished.error
+    changes = (f"model.name={pico.path()}", "prepare=null", "reward=null", f"scorer.name={scorer}")
+    data = f"data.source={whole_run / 'prepare' / 'dialogues.jsonl.gz'}"
+    finished = here("run", "tiny", *changes, data, f"output={tmp_path / 'run'}")
+    assert f"scorer.name={scorer}: it has another tokenizer" in finished.error
+    assert not (tmp_path / "run" / "sft").exists()
+
+
 @pytest.mark.parametrize(
     "line",
     re.findall(r"^wpr advise (.+)$", (Path(__file__).parents[2] / "docs" / "choosing.md").read_text("utf-8"), re.M),

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.pipeline.command import SMALL as TINY
 from tests.pipeline.command import Here, run
 from wpr.findings import load
 from wpr.reproduce import load_mapping
@@ -17,7 +19,7 @@ from wpr.reproduce.collect import collect
 from wpr.reproduce.mapping import Item
 from wpr.reproduce.needs import needs_of
 from wpr.reproduce.rehearsal import grade, problems_file, questions_file
-from wpr.reproduce.steps import Options, Step, steps_of
+from wpr.reproduce.steps import Options, Step, is_reward_model, steps_of
 
 SMALL = (
     "sft.batch_size=8", "reward.batch_size=8", "ppo.batch_size=8", "data.max_prompt_tokens=64",
@@ -37,12 +39,17 @@ def test_the_list(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_has_commands_hours_and_disk(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = here.succeeds("reproduce", "tab:qwen", "tab:f_div", "--dry-run", "--launch", "accelerate launch").stdout
+    text = here.succeeds("reproduce", "qwen", "f_div", "mt_bench", "--dry-run", "--launch", "accelerate launch").stdout
     assert "accelerate launch -m wpr run hh-qwen1.5-1.8b-chat -p rkl -p paper\n" in text
     assert "wpr judge runs/hh-qwen1.5-1.8b-chat --against sft --against rkl" in text
     assert "--judge gpt-4o-2024-05-13" in text
     assert "2 policies to train; " in text
+    assert "-q question.jsonl" in text  # which need not be there to be shown
     assert "They are formulas" in text
+    rehearsal = ("--model", "no/such-model", "--scale", "0.01", "--data", "x.jsonl.gz")
+    text = here.succeeds("reproduce", "apps", "mt_bench", "--dry-run", *rehearsal).stdout
+    assert "Not counted: training no/such-model, of unknown size here" in text
+    assert "data.source=runs/rehearsal/problems.jsonl" in text
     assert not list(tmp_path.iterdir())
 
 
@@ -56,6 +63,10 @@ def test_hours_by_hand() -> None:
     assert (found.policies, found.requests) == (1, 0)
     twice = needs_of(2 * steps_of(item, Options(runs=Path("nowhere"))), Options())
     assert twice == found  # a stage is trained once
+    draws = [Item("x", "x", (f"generate {{runs}}/tldr-gemma-{size} -p rkl -t 0.5",)) for size in ("2b", "7b")]
+    small, large = (needs_of(steps_of(one, Options(runs=Path("nowhere"))), Options()).hours for one in draws)
+    assert small == pytest.approx(4 * 0.769 * 2 * 2000 / 32_000)
+    assert large == pytest.approx(small * 8_537_680_896 / 2_506_172_416)  # by the model that draws
 
 
 @pytest.mark.parametrize(
@@ -116,15 +127,49 @@ def test_steps_of_a_run_that_is_there(whole_run: Path, here: Here, tmp_path: Pat
     wanted = {"value": row["won"], "error": row["won_se_draws"], "low": row["low_95"], "high": row["high_95"]}
     assert {key: cells[0][key] for key in wanted} == wanted
     assert found.rows[0][2] == "0.848 ±0.021"
+    # Another judge has not been asked, wherever the finding of the first one lies.
+    other = tmp_path / "other"
+    shutil.copytree(folder / "reward" / "model", other)
+    for judge in (("--judge", "gpt-4o"), ("--reward-model", str(other))):
+        assert steps_of(item, replace(options, judge=judge))[1].done == ("--reward-model" in judge)
+    (other / "more.json").write_text("{}")
+    is_reward_model.cache_clear()
+    assert not steps_of(item, replace(options, judge=("--reward-model", str(other))))[1].done
+    # A baseline is read, too: one that was drawn again is judged again.
+    os.utime(folder / "generations" / "sft-t0.5.jsonl", (time.time() + 5,) * 2)
+    assert [step.done for step in steps_of(item, options)] == [True, False]
     later = time.time() + 10
     os.utime(folder / "ppo" / "rkl" / "model" / "model.safetensors", (later, later))
     assert [step.done for step in steps_of(item, options)] == [False, False]
 
 
 def test_a_training_step_is_done_when_the_manifest_says_so(whole_run: Path) -> None:
-    step = Step(("run", "tiny", "-p", "rkl"), whole_run, None)
-    assert step.done
-    assert not Step(("run", "tiny", "-p", "rkl", "-p", "semantic"), whole_run, None).done
+    words = ("run", "tiny", "-p", "rkl", *TINY)
+    assert Step(words, whole_run, None).done
+    assert not Step((*words, "-p", "semantic"), whole_run, None).done
+
+
+def test_what_other_settings_made_is_not_done_and_named(whole_run: Path, tmp_path: Path) -> None:
+    """A rehearsal's models are not taken for the paper's by a command without its options, in the same folder."""
+    step = Step(("run", "tiny", "-p", "rkl", *TINY, "sft.max_steps=4"), whole_run, None)
+    assert step.changes == ["sft: sft.max_steps: 3 -> 4"]
+    assert not step.done
+    assert Step(("run", "tiny", *TINY, "data.max_prompt_tokens=17"), whole_run, None).changes
+    (tmp_path / "tiny").symlink_to(whole_run)
+    item = Item("tab:own", "own", ("run tiny -p rkl",), finding="{runs}/tiny/analyses/none")
+    told = collect(item, Options(runs=tmp_path, overrides=(*TINY, "sft.max_steps=4")))[0].text
+    assert told[0].startswith("MADE BY OTHER SETTINGS")
+    assert "sft.max_steps: 3 -> 4" in told[0]
+    assert not any("OTHER SETTINGS" in text for text in collect(item, Options(tmp_path, overrides=TINY))[0].text)
+
+
+def test_an_example_without_comparisons_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "tldr-gemma-2b" / "evaluations" / "judge-tab-example_tldr"
+    folder.mkdir(parents=True)
+    for text in ("", "{", '{"prompt_id": "a"}\n'):
+        (folder / "data.jsonl").write_text(text)
+        cells = collect(load_mapping().items["tab:example_tldr"], Options(runs=tmp_path))[1]
+        assert all(cell["missing"] for cell in cells)
 
 
 def test_a_rehearsal_s_own_files(tmp_path: Path) -> None:
@@ -149,7 +194,7 @@ def test_every_command_of_every_table_runs(tmp_path: Path) -> None:
     tiny.prepare(tmp_path, pairs=1500)
     options = ["--model", str(Path(tiny.__file__).parents[1] / "pico"), "--data", str(tmp_path / "dialogues.jsonl.gz")]
     for _ in range(2):  # the second time everything is there
-        finished = run("reproduce", "all", *options, "--scale", "0.01", *SMALL, cwd=tmp_path)
+        finished = run("reproduce", "all", *options, "--scale", "0.01", *SMALL, cwd=tmp_path, timeout=7200)
         assert finished.code == 0, finished.stderr[-3000:]
     assert "done before" in finished.stderr
     assert "Missing: " not in finished.stdout

@@ -72,10 +72,12 @@ def start(
     )  # fmt: skip
 
 
-def run(*arguments: str, cwd: Path, before: tuple[str, ...] = (), launcher: tuple[str, ...] = ()) -> Finished:
-    """The command in a process of its own, to its end."""
+def run(
+    *arguments: str, cwd: Path, before: tuple[str, ...] = (), launcher: tuple[str, ...] = (), timeout: float = 300
+) -> Finished:
+    """The command in a process of its own, to its end, which must come within so many seconds."""
     process = start(*arguments, cwd=cwd, before=before, launcher=launcher)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=timeout)
     return Finished(process.returncode, stdout, stderr)
 
 

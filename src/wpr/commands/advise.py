@@ -95,7 +95,7 @@ def advise(
     from wpr.errors import OptionError
     from wpr.evaluation.response_generation import SamplingParams, refuse_too_long
     from wpr.evaluation.run_models import load_speaker
-    from wpr.evaluation.scorers import make_scorer
+    from wpr.evaluation.scorers import make_scorer, refuse_other_tokenizer
     from wpr.model_loading import load_tokenizer
 
     if not 0 < target < float("inf"):
@@ -105,6 +105,9 @@ def advise(
     rewarded = make_scorer(settings, folder)
     judge, encoder = _judge(encoder, device)
     tokenizer = load_tokenizer(path, setting="MODEL")
+    if settings.kind == "model":
+        assert folder is not None
+        refuse_other_tokenizer(folder, tokenizer, "--reward")
     if hasattr(rewarded, "check_tokenizer"):
         rewarded.check_tokenizer(tokenizer)
     data, asked = _prompts(run, texts, instruction, prompts, tokenizer)

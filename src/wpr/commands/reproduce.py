@@ -99,6 +99,7 @@ def reproduce(
     """
     from wpr.errors import OptionError
     from wpr.reproduce import find_items
+    from wpr.reproduce.rehearsal import problems_file, questions_file
     from wpr.reproduce.steps import Options, steps_of
 
     if list_items:
@@ -112,6 +113,8 @@ def reproduce(
         )
     if not 0 < scale <= 1:
         raise OptionError(f"--scale {scale} must be above 0 and at most 1, the paper's own size")
+    if questions is None and (collect or dry_run) and not (scale != 1 or model or data):
+        questions = Path("question.jsonl")  # which nothing reads now
     options = Options(
         runs=runs,
         judge=_judge(
@@ -131,6 +134,9 @@ def reproduce(
     if dry_run:
         _show(items, steps, options)
         return
+    if options.rehearses and not collect:
+        problems_file(runs)
+        questions_file(runs)
     failed = {} if collect else _run(items, steps)
     for item in items:
         _write(item, options)
@@ -219,6 +225,7 @@ def _words(needs: Needs) -> str:
         f"{needs.policies} policies to train; {needs.hours:.3g} hours of an A100; {gigabytes(needs.disk)} of disk at "
         f"the most ({gigabytes(needs.sharded)} with ZeRO or FSDP), {gigabytes(needs.kept)} once done; {needs.requests} "
         "requests to a judge"
+        + (f". Not counted: training {', '.join(needs.unknown)}, of unknown size here" if needs.unknown else "")
     )
 
 

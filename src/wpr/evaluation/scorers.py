@@ -9,7 +9,7 @@ import torch
 
 from wpr.config.functions import import_function
 from wpr.config.recipe import WORDING, ScorerSettings
-from wpr.errors import RecipeError
+from wpr.errors import RecipeError, UserError
 from wpr.language_models import pad
 from wpr.rewards import Completions, Reward
 from wpr.runs.responses import Response
@@ -40,6 +40,27 @@ def make_scorer(settings: ScorerSettings, reward_model: str | None) -> Any:
 
     assert reward_model is not None
     return RewardModel.from_pretrained(reward_model)
+
+
+def refuse_other_tokenizer(reward_model: str, tokenizer: Any, setting: str) -> None:
+    """Refuse a reward model that would read a policy's tokens as others: it is given their numbers, not the text.
+    One without a tokenizer of its own passes; so do tokens that were added to either, such as padding.
+    """
+    from wpr.model_loading import load_any_tokenizer
+
+    try:
+        own = load_any_tokenizer(reward_model, setting)
+    except UserError:
+        return
+    theirs, added = own.get_vocab(), {**tokenizer.get_added_vocab(), **own.get_added_vocab()}
+    vocabulary = tokenizer.get_vocab()
+    other = sum(theirs.get(token) != number for token, number in vocabulary.items() if token not in added)
+    if other:
+        raise RecipeError(
+            f"{setting}={reward_model}: it has another tokenizer than the policy, in which {other} of "
+            f"{len(vocabulary)} tokens are something else, so that its scores would mean nothing; take a reward model "
+            "of the policy's tokenizer, or a function that gives it texts (scorer.function=package.module:function)"
+        )
 
 
 def score_responses(

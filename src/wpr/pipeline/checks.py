@@ -11,7 +11,7 @@ from wpr.config.monitors import GOLD, PROMPT
 from wpr.config.recipe import Recipe
 from wpr.errors import OptionError, RecipeError
 from wpr.evaluation.encoders import PACKAGES, package_folder
-from wpr.evaluation.scorers import make_scorer
+from wpr.evaluation.scorers import make_scorer, refuse_other_tokenizer
 from wpr.model_geometry import check_other_embeddings
 from wpr.model_loading import check_model, load_tokenizer
 from wpr.pipeline.arguments import make_config, make_trl_config, trainer_arguments
@@ -63,6 +63,9 @@ def check_stage(name: str, recipe: Recipe, folder: RunFolder) -> None:
         check_monitors(recipe)
     if kind == "ppo" and recipe.scorer.kind != "model":
         check_scorer(recipe)
+    elif kind == "ppo" and recipe.scorer.name is not None and "{" not in recipe.model.name + recipe.scorer.name:
+        tokenizer = load_tokenizer(recipe.model.name, recipe.model.revision)
+        refuse_other_tokenizer(recipe.scorer.name, tokenizer, "scorer.name")
 
 
 def check_prompts(name: str, recipe: Recipe, folder: RunFolder, data: RecipeData) -> None:

@@ -101,6 +101,24 @@ def scorer_inputs(scorer: ScorerSettings) -> dict[str, Any]:
     return given
 
 
+def _data_settings(recipe: Recipe) -> dict[str, Any]:
+    """What of the settings decides how data are read and shared out; the data themselves have a fingerprint."""
+    values = recipe.as_dict()
+    content = {k: v for k, v in values["data"].items() if k not in ("source", "validation", "files", "revision")}
+    if content["fidelity"] == "own":
+        del content["fidelity"]  # runs from before there was a choice go on
+    return {"settings": content, "split": values["split"]}
+
+
+def changes_since(stage: PlannedStage, record: StageRecord) -> list[str]:
+    """Settings in which a stage differs from what it was made by, in words. Data are not read: only their settings."""
+    wanted, made = dict(stage.inputs), dict(record.inputs)
+    if stage.name != "prepare":
+        wanted["data"] = _data_settings(stage.recipe)
+        made["data"] = {key: value for key, value in made.get("data", {}).items() if key != "fingerprint"}
+    return differences({key: value for key, value in made.items() if key in wanted}, wanted)
+
+
 def trainer_of(kind: str) -> Callable[[Stage], dict[str, Any]]:
     """The function that runs a stage, imported when it is needed: the trainers take seconds to import."""
     if kind == "prepare":
@@ -286,11 +304,7 @@ class Run:
         return {"files": [describe(path, path.name)["sha256"] for path in paths]}
 
     def _data_inputs(self) -> dict[str, Any]:
-        values = self.recipe.as_dict()
-        content = {k: v for k, v in values["data"].items() if k not in ("source", "validation", "files", "revision")}
-        if content["fidelity"] == "own":
-            del content["fidelity"]  # runs from before there was a choice go on
-        return {"fingerprint": self.data.corpus.fingerprint, "settings": content, "split": values["split"]}
+        return {"fingerprint": self.data.corpus.fingerprint, **_data_settings(self.recipe)}
 
     @property
     def data(self) -> RecipeData:

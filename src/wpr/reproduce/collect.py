@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from wpr.config.recipe_file import load_recipe
+from wpr.data.rows import DataError
 from wpr.findings import Cell, Figure, Finding, FindingError, load, shown
 from wpr.reproduce.mapping import Item, Printed, load_mapping
-from wpr.reproduce.steps import Options, finding_in
+from wpr.reproduce.steps import TRAINING, Options, finding_in, steps_of
 from wpr.runs.responses import read_responses
 
 KEYS = ("value", "error", "low", "high")
@@ -57,6 +58,7 @@ def collect(item: Item, options: Options) -> tuple[Finding, list[dict[str, Any]]
     text += [item.note] if item.note else []
     if item.nothing is not None:
         return Finding(item.name, f"{item.id}: {item.title}", [*text, item.nothing], [], []), []
+    text += _changes(item, options)
     settings = {key: str(value) for key, value in asdict(options).items()}
     title = f"{item.id}: {item.title}"
     if item.finding is not None:
@@ -82,6 +84,23 @@ def collect(item: Item, options: Options) -> tuple[Finding, list[dict[str, Any]]
     ]
     finding = Finding(item.name, title, text, columns, rows, _figures(item, options), settings)
     return finding, [asdict(cell) for cell in measured]
+
+
+def _changes(item: Item, options: Options) -> list[str]:
+    """Models that were not trained as these options say: numbers of a rehearsal must not pass for others."""
+    found = [
+        f"{step.run}: {text}"
+        for step in steps_of(item, options)
+        if step.kind in TRAINING and (step.run / "manifest.json").is_file()
+        for text in step.changes
+    ]
+    if not found:
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return [
+        f"MADE BY OTHER SETTINGS than this command's, so that the numbers are not what its title says: "
+        f"{' | '.join(found[:3])}{more}. Give the options that the runs were made with, or another --runs."
+    ]
 
 
 def options_text(options: Options) -> str:
@@ -129,10 +148,10 @@ def _cell(item: Item, row: str, column: str, number: int, options: Options) -> M
     try:
         values = _values(source, places)
         missing = ""
-    except (FindingError, LookupError, OSError) as error:
+    except (FindingError, LookupError, OSError, DataError) as error:
         # A model is not compared with itself.
         itself = places.get("against", "").rpartition(":")[2] == places.get("row") and printed is None
-        said = str(error) if isinstance(error, FindingError | OSError) else str(error.args[0])
+        said = str(error.args[0]) if isinstance(error, LookupError) else str(error)
         values, missing = {}, "" if itself else said
     return Measured(row, column, **values, paper=paper, paper_error=paper_error, missing=missing)
 
@@ -180,7 +199,13 @@ def _example(source: Map[str, Any], places: Map[str, str]) -> str:
     """A part of the first comparison that a judge was asked about: the prompt, a response, or the verdict."""
     folder, part = Path(_filled(source["example"], places)), places["row"]
     with open(folder / "data.jsonl", encoding="utf-8") as file:
-        first = json.loads(next(file))
+        line = next(file, "")
+    try:
+        first = json.loads(line)
+    except ValueError:
+        raise LookupError(
+            f"{folder / 'data.jsonl'} has no comparison, or is damaged; remove it and judge again"
+        ) from None
     if part == "judgment":
         named = {"ours": first["policy"], "theirs": first["against"]}
         return f"{named.get(first['winner'], first['winner'])}. {(first['texts'] or [''])[-1]}".strip()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from wpr.config.recipe_file import load_recipe
 from wpr.pipeline.estimates import (
     KNOWN,
     ModelSize,
@@ -21,6 +22,7 @@ from wpr.pipeline.estimates import (
     planned_steps,
 )
 from wpr.pipeline.run import PlannedStage
+from wpr.reproduce.mapping import load_mapping
 from wpr.reproduce.steps import TRAINING, Options, Step
 from wpr.runs.folder import RunFolder
 
@@ -36,7 +38,8 @@ COMPARISONS = 250
 @dataclass(frozen=True)
 class Needs:
     """What is still to be done. hours: of one A100. disk: bytes at the most; sharded: with ZeRO or FSDP. kept: at the
-    end. policies: to be trained. requests: to a judge, at the most.
+    end. policies: to be trained. requests: to a judge, at the most. unknown: models whose size is not known here, so
+    that neither hours nor disk of their training are counted.
     """
 
     hours: float
@@ -45,6 +48,7 @@ class Needs:
     kept: float
     policies: int
     requests: int
+    unknown: tuple[str, ...] = ()
 
 
 def needs_of(steps: Iterable[Step], options: Options) -> Needs:
@@ -52,6 +56,7 @@ def needs_of(steps: Iterable[Step], options: Options) -> Needs:
     seen: set[tuple[str, str]] = set()
     parts: list[StageEstimate] = []
     hours, policies, requests = 0.0, 0, 0
+    unknown: dict[str, None] = {}
     for step in steps:
         if step.kind in TRAINING:
             folder = RunFolder(step.run, writes=False)
@@ -62,14 +67,16 @@ def needs_of(steps: Iterable[Step], options: Options) -> Needs:
                     continue
                 seen.add((str(step.run), stage.name))
                 policies += stage.name.startswith("ppo/")
-                if size is not None:
+                if size is None:
+                    unknown[step.recipe.model.name] = None
+                else:
                     parts.append(estimate(stage, size, bf16=True))
                     hours += training_hours(stage, size)
         elif not step.done:
             hours += _generation_hours(step, options)
             requests += _requests(step)
     kept = sum(part.kept for part in parts)
-    return Needs(hours, disk_needed(parts), disk_needed(parts, sharded=True), kept, policies, requests)
+    return Needs(hours, disk_needed(parts), disk_needed(parts, sharded=True), kept, policies, requests, tuple(unknown))
 
 
 def training_hours(stage: PlannedStage, size: ModelSize) -> float:
@@ -88,7 +95,8 @@ def training_hours(stage: PlannedStage, size: ModelSize) -> float:
 def _generation_hours(step: Step, options: Options) -> float:
     if step.kind not in ("generate", "mt-bench", "pass-at-1"):
         return 0.0
-    size = model_size(options.model or "") or KNOWN["google/gemma-2b"]
+    recipe = step.run.name if step.run.name in load_mapping().hardware else "hh-gemma-2b"
+    size = model_size(options.model or load_recipe(recipe).model.name) or KNOWN["google/gemma-2b"]
     prompts = {"generate": options.limit or 2000, "mt-bench": 160, "pass-at-1": options.limit or 5000}[step.kind]
     heats = max(1, step.words.count("-t"))
     responses = prompts * heats * (1 + len(step.policies))

@@ -14,6 +14,8 @@ from typing import Any
 from wpr.atomic_io import write_atomically
 
 GRADE = "wpr.reproduce.rehearsal:grade"
+PROBLEMS, QUESTIONS = Path("rehearsal/problems.jsonl"), Path("rehearsal/questions.jsonl")
+"""Below the folder of runs."""
 LEVELS = ("introductory", "interview", "competition")
 OPERATIONS = {"sum": ("+", operator.add), "difference": ("-", operator.sub), "product": ("*", operator.mul)}
 TURNS = {
@@ -36,7 +38,7 @@ def problems_file(folder: Path, count: int = 90) -> Path:
             "question": f"Read two integers. Print their {word} and then stop. (Variant {number}.)",
             "solutions": json.dumps([program]), "input_output": json.dumps(tests),
         })  # fmt: skip
-    return _write(folder / "rehearsal" / "problems.jsonl", rows)
+    return _write(folder / PROBLEMS, rows)
 
 
 def questions_file(folder: Path) -> Path:
@@ -46,7 +48,7 @@ def questions_file(folder: Path) -> Path:
         for category, turns in TURNS.items()
         for thing in THINGS
     )
-    return _write(folder / "rehearsal" / "questions.jsonl", rows)
+    return _write(folder / QUESTIONS, rows)
 
 
 def grade(answers: Sequence[str], **others: Any) -> int:

@@ -16,12 +16,15 @@ from pathlib import Path
 from wpr.config.recipe import Recipe
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import OptionError
-from wpr.findings import FindingError, load
+from wpr.evaluation.judging.local import folder_fingerprint
+from wpr.evaluation.judging.redaction import checked_address
+from wpr.evaluation.judging.rubric import load_rubric
+from wpr.findings import Finding, FindingError, load
 from wpr.pipeline.estimates import planned_steps
-from wpr.pipeline.run import PlannedStage, plan
+from wpr.pipeline.run import PlannedStage, changes_since, plan
 from wpr.pipeline.sweep import members
 from wpr.reproduce.mapping import Item, load_mapping
-from wpr.reproduce.rehearsal import GRADE, problems_file, questions_file
+from wpr.reproduce.rehearsal import GRADE, PROBLEMS, QUESTIONS
 from wpr.runs.finished_run import REFERENCE
 from wpr.runs.folder import RunFolder
 
@@ -91,7 +94,7 @@ class Step:
 
     @property
     def policies(self) -> list[str]:
-        return [value for flag, value in zip(self.words, self.words[1:], strict=False) if flag == "-p"]
+        return self._given("-p")
 
     @cached_property
     def stages(self) -> list[PlannedStage]:
@@ -114,25 +117,76 @@ class Step:
 
     @property
     def done(self) -> bool:
-        """Whether what it makes is there, whole, and no older than what it is made of."""
+        """Whether what it makes is there, whole, by these settings and this judge, and no older than what it is made
+        of.
+        """
         if self.kind in TRAINING:
             folder = RunFolder(self.run, writes=False)
             records = {stage.name: folder.record(stage.name) for stage in self.stages}
-            return all(found is not None and found.status == "done" for found in records.values())
+            finished = all(found is not None and found.status == "done" for found in records.values())
+            return finished and not self.changes
         made = [finding_in(self.result) / "finding.json"] if self.result is not None else self._responses()
         models = [self.run / "sft" / "model", *(self.run / "ppo" / name / "model" for name in self.policies)]
         changed = max((_time(folder / "model.safetensors") for folder in models), default=0.0)
         if self.kind == "judge":
             changed = max([changed, *map(_time, self._responses())])
+        elif self.kind == "analyze" and self.result is not None:  # of what the item's judge said, where it has one
+            item = self.result.name.removeprefix(f"{self.words[1]}-")
+            changed = max(changed, _time(self.run / "evaluations" / f"judge-{item}" / "finding.json"))
         if any(_time(path) == 0 or _time(path) < changed for path in made):
             return False
-        return self.result is None or _is_complete(finding_in(self.result))
+        return self.result is None or self._is_complete(finding_in(self.result))
+
+    @property
+    def changes(self) -> list[str]:
+        """Settings in which stages that are done differ from this training command's, in words."""
+        folder = RunFolder(self.run, writes=False)
+        records = ((stage, folder.record(stage.name)) for stage in self.stages)
+        return [
+            f"{stage.name}: {'; '.join(found)}"
+            for stage, record in records
+            if record is not None and record.status == "done" and (found := changes_since(stage, record))
+        ]
+
+    def _given(self, option: str) -> list[str]:
+        return [value for flag, value in zip(self.words, self.words[1:], strict=False) if flag == option]
 
     def _responses(self) -> list[Path]:
-        """Files that `wpr generate` writes, or `wpr judge` reads."""
-        heats = [value for flag, value in zip(self.words, self.words[1:], strict=False) if flag == "-t"]
-        names = [REFERENCE, *self.policies]
-        return [self.run / "generations" / f"{name}-t{float(heat):g}.jsonl" for name in names for heat in heats]
+        """Files that `wpr generate` writes, or `wpr judge` reads, baselines of other runs among them."""
+        named = {(self.run, name): None for name in (REFERENCE, *self.policies)}
+        for text in self._given("--against"):
+            folder, colon, name = text.rpartition(":")
+            named[Path(folder) if colon else self.run, name] = None
+        return [
+            folder / "generations" / f"{name}-t{float(heat):g}.jsonl"
+            for folder, name in named
+            for heat in self._given("-t")
+        ]
+
+    def _is_complete(self, folder: Path) -> bool:
+        """Whether a finding is by this command's judge and lacks no answer that it would ask for."""
+        try:
+            found = load(folder)
+        except FindingError:
+            return False
+        failed = found.columns.index("failed") if "failed" in found.columns else None
+        unasked = failed is not None and any(row[failed] for row in found.rows)
+        incomplete = unasked or any(text.startswith("Incomplete") for text in found.text)
+        return not incomplete and self._is_by_this_judge(found)
+
+    def _is_by_this_judge(self, found: Finding) -> bool:
+        judge = found.settings.get("judge")
+        if not isinstance(judge, dict):
+            return True
+        for option, key in (("--judge", "model"), ("--function", "function")):
+            if self._given(option) and judge.get(key) != self._given(option)[0]:
+                return False
+        if self._given("--reward-model"):
+            return is_reward_model(self._given("--reward-model")[0], str(judge.get("reward_model")))
+        if self._given("--base-url") and judge.get("server") != checked_address(self._given("--base-url")[0]):
+            return False
+        rubric = self._given("--rubric") if self._given("--judge") and self.kind == "judge" else []
+        return not rubric or found.settings.get("rubric") == vars(load_rubric(rubric[0]))
 
 
 def _time(path: Path) -> float:
@@ -145,15 +199,10 @@ def finding_in(folder: Path) -> Path:
     return folder if (folder / "finding.json").exists() or not below else below[-1].parent
 
 
-def _is_complete(folder: Path) -> bool:
-    """Whether a finding lacks no answer that the same command would ask for."""
-    try:
-        found = load(folder)
-    except FindingError:
-        return False
-    failed = found.columns.index("failed") if "failed" in found.columns else None
-    unasked = failed is not None and any(row[failed] for row in found.rows)
-    return not unasked and not any(text.startswith("Incomplete") for text in found.text)
+@cache
+def is_reward_model(name: str, known: str) -> bool:
+    """Whether a folder, or a model of the hub, is the one that a finding names."""
+    return folder_fingerprint(name) == known if Path(name).is_dir() else known.startswith(f"{name}@")
 
 
 @cache
@@ -231,7 +280,7 @@ def _training(name: str, folder: Path, options: Options, given: set[str]) -> lis
     if options.model is not None and "model.name" not in given:
         words.append(f"model.name={options.model}")
     if recipe.data.format == "apps" and (options.problems is not None or options.data is not None):
-        words.append(f"data.source={options.problems or problems_file(options.runs)}")
+        words.append(f"data.source={options.problems or options.runs / PROBLEMS}")
         words.append("split.held_out=0.3")
     elif options.data is not None and recipe.prepare is None:
         words += ["data.format=hh", f"data.source={options.data}", "split.held_out=0.1"]
@@ -252,7 +301,7 @@ def _questions(options: Options) -> Path:
     if options.questions is not None:
         return options.questions
     if options.rehearses:
-        return questions_file(options.runs)
+        return options.runs / QUESTIONS
     raise OptionError(
         "tab:mt_bench needs MT-Bench's questions, which you bring: name the file with --questions question.jsonl "
         "(docs/generation.md, section 3)"

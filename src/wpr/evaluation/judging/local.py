@@ -125,9 +125,13 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def _weights(folder: str, model: Any) -> str:
-    """A fingerprint of a model's files, so that another model in the same place is another judge."""
     if not Path(folder).is_dir():
         return f"{folder}@{getattr(model.config, '_commit_hash', None)}"
+    return folder_fingerprint(folder)
+
+
+def folder_fingerprint(folder: str) -> str:
+    """Of a model's files, so that another model in the same place is another judge."""
     found = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt"):

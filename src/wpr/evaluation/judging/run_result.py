@@ -153,8 +153,8 @@ def judged_rates(finding: Finding) -> list[JudgedRate]:
 
 
 def judged_pairs(findings: Sequence[Finding]) -> list[JudgedPair]:
-    """What judges said of two models at one temperature: of whole runs, and of two files. What both have is taken from
-    the whole run's.
+    """What judges said of two models at one temperature, whichever of both it was asked of, each once: of whole runs,
+    and of two files. What several have is taken from a whole run's, from the one with most prompts.
     """
     of_runs = [
         JudgedPair(
@@ -165,13 +165,11 @@ def judged_pairs(findings: Sequence[Finding]) -> list[JudgedPair]:
         for one in judged_rates(finding)
         if one.win_rate is not None and one.low_95 is not None and one.high_95 is not None
     ]  # fmt: skip
-    known = {(one.judge, one.temperature, frozenset((one.ours, one.theirs))) for one in of_runs}
-    return of_runs + [
-        one
-        for finding in findings
-        if (one := _of_two_files(finding)) is not None
-        and (one.judge, one.temperature, frozenset((one.ours, one.theirs))) not in known
-    ]
+    of_files = [one for finding in findings if (one := _of_two_files(finding)) is not None]
+    found: dict[tuple[str, float, frozenset[str]], JudgedPair] = {}
+    for one in [*sorted(of_runs, key=lambda pair: -(pair.prompts or 0)), *of_files]:
+        found.setdefault((one.judge, one.temperature, frozenset((one.ours, one.theirs))), one)
+    return list(found.values())
 
 
 def _of_two_files(finding: Finding) -> JudgedPair | None:
