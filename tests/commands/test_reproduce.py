@@ -29,12 +29,14 @@ SMALL = (
 """A rehearsal's settings for a CPU."""
 
 
-def test_the_list(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_the_list(here: Here) -> None:
+    """In a terminal of 80 columns, too: nothing is cut off."""
     text = here.succeeds("reproduce", "--list").stdout
     for label, item in load_mapping().items.items():
         assert label in text
         assert item.title[:30] in text
+        assert all(recipe in text for recipe in item.recipes)
+    assert "…" not in text
 
 
 def test_a_dry_run_has_commands_hours_and_disk(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

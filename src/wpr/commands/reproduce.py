@@ -148,14 +148,17 @@ def reproduce(
 
 def _list() -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from wpr.reproduce import load_mapping
 
     mapping = load_mapping()
-    table = Table("table or figure", "what it shows", "recipes", "hardware", box=None)
+    # Two columns fit a narrow terminal; four would cut the titles off.
+    table = Table("table or figure", "what it shows, recipes and hardware", box=None)
     for label, item in mapping.items.items():
         hardware = dict.fromkeys(mapping.hardware[name] for name in item.recipes)
-        table.add_row(label, item.title, ", ".join(item.recipes) or "none", "; ".join(hardware) or "none")
+        needs = f"{', '.join(item.recipes)}; {'; '.join(hardware)}" if item.recipes else "nothing to train"
+        table.add_row(label, Text.assemble(item.title, "\n", (needs, "dim")))
     out.print(table)
 
 
