@@ -26,8 +26,6 @@ NOT_RUN = {
     "export WANDB_MODE=offline": "for a tracker that is not installed here",
     "trackio show --project huggingface": "a server of a package that is not installed here",
     "transformers serve": "a server that does not end",
-    "trackio show --project huggingface": "a server that does not end",
-    "export WANDB_MODE=offline": "a setting of another package",
     "vllm serve path/to/sft --generation-config vllm --dtype bfloat16": "a server, and a package of its own",
     "hf download openai/summarize_from_feedback --repo-type dataset --revision refs/convert/parquet "
     "--include 'comparisons/train/*.parquet' --include 'comparisons/validation/*.parquet'": "needs the hub",
