@@ -4,18 +4,7 @@ Notation for shapes: ``N`` prompts, ``n`` responses per prompt, ``P`` positions,
 
     1. `rewording`: the share of the reward that other words alone can have
     2. `screen` and `geometry_diagnostics`: whether the model's embeddings know which words mean the same in context
-    3. a first beta, below, and a regularizer by the rule of `recommend`
-
-**Beta.** The best policy under reverse KL is q(y) exp(r(y) / beta) / Z. To second order in 1 / beta, its KL from q is
-the variance of the reward within a prompt over 2 beta^2. For `target` nats per token of responses of L tokens:
-
-    beta = sigma / sqrt(2 target L)         sigma^2 = mean over prompts of the variance of r over its n responses
-
-The same tilt on the responses themselves, weights w_j = exp(r_j / beta) / sum, says how far the samples bear that out:
-effective samples 1 / sum w_j^2, KL sum w_j log(n w_j), which cannot exceed log n, and the reward sum w_j r_j.
-
-**Other regularizers.** Where D is c times KL for the same small change, its beta is 1 / c of KL's. c is measured at
-positions of the responses: the odds of the likeliest token are divided by e^2, and c = mean D / mean KL.
+    3. `starting_beta`: a first beta; and a regularizer by the rule of `recommend`
 """
 
 from __future__ import annotations
@@ -30,78 +19,33 @@ from torch import Tensor
 
 from wpr.analysis.context import Found
 from wpr.analysis.geometry_diagnostics import GeometryDiagnostics, diagnose
+from wpr.analysis.reference_samples import Samples, reference_logs, scored
 from wpr.analysis.rewording import Reworded, found_reward, reword, share_of
 from wpr.analysis.screen import InContext, screen, settings_scores
-from wpr.analysis.statistics import Estimate, bootstrap, grouped_mean, interval
+from wpr.analysis.starting_beta import KL, TARGET, divergence_ratios, starting_beta, tilt, variances
+from wpr.analysis.statistics import Estimate, grouped_mean
 from wpr.analysis.word_positions import find_positions
 from wpr.errors import OptionError
 from wpr.evaluation.encoders import TextEncoder
-from wpr.evaluation.response_generation import EncodedPrompt, LoadedModel, SamplingParams, batches, respond
-from wpr.evaluation.scorers import score_responses
+from wpr.evaluation.response_generation import LoadedModel
 from wpr.findings import Cell, Figure, Finding, Series
-from wpr.language_models import hidden_states, logits_of, pad
 from wpr.model_geometry import RegularizerFactory
 from wpr.regularizers.spec import RECOMMENDED
 from wpr.rewards import Reward
 from wpr.runs.responses import Response
 
-PROMPTS, SAMPLES = 48, 8
-FEWEST_PROMPTS = 3
-"""Fewer have no interval."""
-
-TARGET = 0.1
-"""Nats per token."""
-
 HALF = 0.5
 """The share of the reward on either side of which a reward is one for wording or for content."""
 
-KL, SEMANTIC = "reverse-kl", "semantic"
+SEMANTIC = "semantic"
 NAMES = (KL, "squared-hellinger", SEMANTIC, RECOMMENDED)
 OTHER_TRANSFORM = "transform=unit/centre/unit"
 """What knew more on the one model whose `centre/unit` distances knew nothing (docs/numerics.md, section 11)."""
 
-POSITIONS, SCREENED = 256, 128
+SCREENED = 128
 COLUMNS = ["regularizer", "advice", "divergence per nat of KL", "beta", "low", "high", "beta, normalized rewards"]
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Responses of the reference to prompts, ``n`` of each in sequence, and their rewards ``(N, n)``; NaN: none."""
-
-    responses: list[Response]
-    rewards: Tensor
-
-    @property
-    def per_prompt(self) -> int:
-        return self.rewards.shape[1]
-
-    @property
-    def length(self) -> float:
-        """Tokens of a response in the mean."""
-        return sum(len(one.response_ids) for one in self.responses) / len(self.responses)
-
-    @property
-    def deviation(self) -> float:
-        """Of the reward over all responses, by which `normalize_rewards` divides."""
-        return float(self.rewards[~self.rewards.isnan()].std())
-
-    def one_each(self) -> list[int]:
-        """Of each prompt the index of the first response that has a reward; prompts without one are left out."""
-        known = ~self.rewards.isnan()
-        return [
-            row * self.per_prompt + int(known[row].long().argmax()) for row in range(len(known)) if known[row].any()
-        ]
-
-
-@dataclass(frozen=True)
-class Tilt:
-    """What weights exp(r / beta) make of the drawn responses, means over prompts."""
-
-    effective: float
-    kl: float
-    reward: float
 
 
 @dataclass(frozen=True)
@@ -111,146 +55,6 @@ class Geometry:
     diagnostics: GeometryDiagnostics
     positions: int = 0
     alternative: Estimate | None = None
-
-
-def variances(rewards: Tensor) -> Tensor:
-    """Of rewards ``(N, n)`` within each prompt: ``(N,)``, NaN for fewer than two rewards."""
-    known = ~rewards.isnan()
-    count = known.sum(-1)
-    off = (rewards - rewards.nanmean(-1, keepdim=True)).nan_to_num(0)
-    return torch.where(count > 1, off.square().sum(-1) / (count - 1).clamp_min(1), torch.nan)
-
-
-def starting_beta(rewards: Tensor, length: float, target: float = TARGET) -> Estimate:
-    """The beta of reverse KL for ``target`` nats per token, by the module's rule, with an interval over prompts."""
-    within = variances(rewards)
-    within = within[~within.isnan()]
-    scale = 1 / math.sqrt(2 * target * length)
-
-    def beta(chosen: Tensor) -> Tensor:
-        return within[chosen].mean(-1).sqrt() * scale
-
-    ends = interval(bootstrap(beta, len(within))) if len(within) >= FEWEST_PROMPTS else (math.nan, math.nan)
-    return Estimate(float(within.mean().sqrt() * scale), *ends)
-
-
-def tilt(rewards: Tensor, beta: float) -> Tilt:
-    """The tilt of rewards ``(N, n)``; responses without one have no weight."""
-    known = ~rewards.isnan()
-    rows = known.any(-1)
-    given, known = rewards[rows], known[rows]
-    logs = (given / beta).masked_fill(~known, -math.inf).log_softmax(-1)
-    weight = logs.exp()
-    kl = (weight * logs.masked_fill(~known, 0)).sum(-1) + known.sum(-1).double().log()
-    reward = (weight * given.nan_to_num(0)).sum(-1)
-    return Tilt(*(float(one.mean()) for one in (1 / weight.square().sum(-1), kl, reward)))
-
-
-def draw(
-    model: LoadedModel,
-    prompts: Sequence[EncodedPrompt],
-    reward: Reward,
-    samples: int = SAMPLES,
-    sampling: SamplingParams | None = None,
-    batch_size: int = 64,
-    advance: Callable[[int], None] = lambda count: None,
-) -> Samples:
-    """Draw and score ``samples`` responses to each prompt; refuse too few prompts, and rewards that say nothing."""
-    if len(prompts) < FEWEST_PROMPTS:
-        raise OptionError(
-            f"there are {len(prompts)} different prompts, and {FEWEST_PROMPTS} are the fewest that an interval can be "
-            f"told from; give more texts, best {PROMPTS}"
-        )
-    if samples < 2:
-        raise OptionError(f"--samples {samples} responses per prompt have no variance; draw 2 or more, best {SAMPLES}")
-    asked = [
-        replace(prompt, prompt_id=f"{place}-{number}")
-        for place, prompt in enumerate(prompts)
-        for number in range(samples)
-    ]
-    ids = {one.prompt_id: one.input_ids for one in asked}
-    drawn: dict[str, Response] = {}
-    for batch in batches(asked, batch_size):
-        for one in respond(model, batch, sampling or SamplingParams(1.0, max_new_tokens=64)):
-            drawn[one.prompt_id] = replace(one, prompt_ids=ids[one.prompt_id])
-        advance(len(batch))
-    responses = [drawn[one.prompt_id] for one in asked]
-    rewards = scored(reward, model)(responses).reshape(len(prompts), samples)
-    _check(rewards, reward)
-    return Samples(responses, rewards)
-
-
-def scored(reward: Reward, model: LoadedModel) -> Callable[[Sequence[Response]], Tensor]:
-    """Rewards ``(B,)`` of responses, in float64."""
-    return lambda rows: torch.tensor(
-        score_responses(reward, rows, model.model.device, model.tokenizer), dtype=torch.float64
-    )
-
-
-def _check(rewards: Tensor, reward: Reward) -> None:
-    """Refuse rewards ``(N, n)`` from which nothing can be told."""
-    known = rewards[~rewards.isnan()]
-    if known.isinf().any() or (len(known) < rewards.numel() and not getattr(reward, "may_skip", False)):
-        wrong = int((~rewards.isfinite()).sum())
-        raise OptionError(
-            f"the reward {reward.name!r} gave no finite number for {wrong} of {rewards.numel()} responses; let it give "
-            "one for every text, empty ones too"
-        )
-    within = variances(rewards)
-    within = within[~within.isnan()]
-    if len(within) < FEWEST_PROMPTS:
-        raise OptionError(
-            f"the reward {reward.name!r} scored {len(known)} of {rewards.numel()} responses, two or more of only "
-            f"{len(within)} prompts; {FEWEST_PROMPTS} prompts are the fewest. Give texts that the model answers with "
-            "words, or a larger --max-new-tokens"
-        )
-    if float(within.mean().sqrt()) <= 1e-9 * (1 + float(known.abs().max())):
-        raise OptionError(
-            f"the reward {reward.name!r} is the same for all responses to a prompt (mean {float(known.mean()):.4g}): "
-            "there is nothing to learn from it here. Look whether its words occur in the texts at all, raise "
-            "--temperature or --samples, or give other texts"
-        )
-
-
-@torch.no_grad()
-def reference_logs(model: LoadedModel, samples: Samples, count: int = POSITIONS) -> tuple[Tensor, Tensor]:
-    """Log-probabilities ``(P, V)`` of the reference at positions of the responses, spread over all of them, and which
-    prompt ``(P,)`` each belongs to.
-    """
-    rows, found = [], []
-    chosen = samples.one_each()
-    each = max(1, math.ceil(count / len(chosen)))
-    for index in chosen:
-        one = samples.responses[index]
-        tokens = list(one.response_ids)
-        if not tokens:
-            continue
-        ids, mask = pad([[*one.prompt_ids, *tokens]], device=model.model.device)
-        places = torch.linspace(0, len(tokens) - 1, min(each, len(tokens))).round().long()
-        states = hidden_states(model.model, ids, mask)[0, (len(one.prompt_ids) + places - 1).to(ids.device)]
-        found.append(logits_of(model.model, states).float().log_softmax(-1))
-        rows += [index // samples.per_prompt] * len(places)
-    return torch.cat(found), torch.tensor(rows)
-
-
-@torch.no_grad()
-def divergence_ratios(regularizers: Mapping[str, Any], reference: Tensor, groups: Tensor) -> dict[str, Estimate]:
-    """Divergence per nat of KL of each regularizer where the likeliest token's odds are divided by e^2, at ``(P, V)``
-    log-probabilities, with intervals over groups ``(P,)``.
-    """
-    top = reference.argmax(-1, keepdim=True)
-    policy = reference.scatter_add(-1, top, torch.full_like(top, -2, dtype=reference.dtype)).log_softmax(-1)
-    measured = {name: one(policy, reference, top.squeeze(-1)).divergence for name, one in regularizers.items()}
-    base = measured[KL].double().cpu()
-    return {name: share_of_means(values.double().cpu(), base, groups) for name, values in measured.items()}
-
-
-def share_of_means(values: Tensor, base: Tensor, groups: Tensor) -> Estimate:
-    """(mean of ``(P,)`` values) / (mean of ``(P,)`` base), with an interval over groups ``(P,)``."""
-    _, of_group = groups.unique(return_inverse=True)
-    count = int(of_group.max()) + 1
-    sums = torch.zeros(count, 2, dtype=torch.float64).index_add_(0, of_group, torch.stack([values, base], -1))
-    return share_of(sums[:, 0], sums[:, 1])
 
 
 def see_geometry(

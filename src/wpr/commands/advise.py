@@ -91,7 +91,8 @@ def advise(
 
         wpr advise runs/rewrite
     """
-    from wpr.analysis.advice import analyze, draw
+    from wpr.analysis.advice import analyze
+    from wpr.analysis.reference_samples import draw
     from wpr.errors import OptionError
     from wpr.evaluation.response_generation import SamplingParams, refuse_too_long
     from wpr.evaluation.run_models import load_speaker
