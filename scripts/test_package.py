@@ -57,6 +57,10 @@ SMOKE = {
     "assert len(read_tasks(humaneval_file(), 'complete')[1]) == 164\"",
     "wording": 'python -c "from wpr.rewards import ReadingLevel; '
     "assert len(ReadingLevel(5)(['a'], ['The dog ran home.'])) == 1\"",
+    "plots": 'python -c "from wpr.findings import Figure, Series; from wpr.report import Picture; '
+    "Picture.of(Figure('lines', 'a', 'b', 'c', [Series('d', [0, 1], [0, 1])])).save('a.png')\"",
+    "notebooks": 'python -c "import ipykernel, nbclient, pandas, wpr; wpr.load_run"',
+    "docs": 'python -c "import furo, myst_parser, sphinx"',
     "deepspeed": 'python -c "import deepspeed, wpr; wpr.PPOTrainer"',
     "test": 'python -c "import pytest, hypothesis, scipy, ot, playwright"',
     "bench": 'python -c "import ot, geomloss, ott, jax"',
