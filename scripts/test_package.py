@@ -32,7 +32,7 @@ geometry = wpr.TokenGeometry.from_embeddings(torch.randn(50, 8), neighbours=9, p
 regularizer = wpr.ReverseKL() + 4 * wpr.Wasserstein(geometry, k2=16)
 out = regularizer(torch.randn(3, 50), torch.randn(3, 50), torch.tensor([1, 2, 3]))
 assert out.penalty.isfinite().all()
-" && wpr recipes && wpr doctor && wpr && wpr run --help"""
+" && wpr recipes && wpr doctor && { wpr || test $? = 2; } && wpr run --help"""
 TRAIN = """
 from wpr import PPOConfig, PPOTrainer, pico
 def reward(prompts, responses, **columns): return [float(len(text)) for text in responses]
