@@ -2,7 +2,9 @@
 
 import collections
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from tests.interpreter import improve_interpreter
-from tests.needs import REQUIRED, missing
+from tests.needs import CHROMIUM, REQUIRED, missing
 
 torch.set_num_threads(1)
 
@@ -76,3 +78,15 @@ def here(monkeypatch, capsys):
     from tests.pipeline.command import Here
 
     return Here(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for tests that need it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        # Without a sandbox: tests also run as root, and load nothing but their own file.
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from docs.extension.checks import inspect_site
 from tests.docs.pages import ROOT
-from tests.needs import CHROMIUM
 
 WIDTHS = {1280: 900, 390: 844}
 LOOKED_AT = (
@@ -44,16 +42,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert built.returncode == 0, built.stdout + built.stderr
     assert "all lead somewhere" in built.stdout
     return folder / "site"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.mark.slow

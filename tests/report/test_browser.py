@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.needs import CHROMIUM
 from tests.report.reading import SECTIONS
 from tests.report.run_folder import write_run
 from tests.report.some_findings import figures, write_findings
@@ -24,17 +23,6 @@ from wpr.report import write_report
 
 pytestmark = pytest.mark.needs("chromium")
 WIDTHS = {1280: 900, 390: 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        # Without a sandbox: tests also run as root, and load nothing but their own file.
-        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")
