@@ -57,8 +57,9 @@ def test_the_tables_are_printed(out: Path, capsys: pytest.CaptureFixture[str]) -
     assert "semantic - rkl" in printed
 
 
-def test_the_study_s_recipe_has_a_grid_for_every_policy() -> None:
-    recipe = load_recipe(rewriting.RECIPE)
+@pytest.mark.parametrize("name", ["rewriting.yaml", "rewriting_cpu.yaml"])
+def test_the_study_s_recipe_has_a_grid_for_every_policy(name: str) -> None:
+    recipe = load_recipe(str(Path(rewriting.RECIPE).with_name(name)))
     swept = {policy for sweep in recipe.sweeps.values() for policy in sweep.policies}
     assert swept == set(recipe.policy_names)
     pairs = [pair.split(":") for pair in rewriting.PAIRS]
