@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from pathlib import Path
@@ -62,7 +63,9 @@ def test_without_the_converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.needs("resvg")
 def test_without_a_font(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture, "FONTS", ("No Such Family",))
+    import resvg_py
+
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True))
     picture._font.cache_clear()
     try:
         with pytest.raises(OptionError, match="none of the fonts .*`apt install fonts-dejavu-core`"):
