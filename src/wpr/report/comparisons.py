@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,22 @@ if TYPE_CHECKING:
 MEASURES = {"gold": "gold score", "score": "reward model's score"}
 """What responses are judged by: gold is the truth that training never sees."""
 
+SCORES = {
+    "words": "word list's score",
+    "spelling": "score for spelling",
+    "reading-level": "score for the reading level",
+    "function": "reward function's score",
+    "code": "score by tests",
+}
+"""What a run's score is where no reward model gives it, by the kind of its scorer."""
+
 SFT = "SFT"
+
+FEWEST = 10
+"""Prompts that a difference of means needs: the spread of fewer is too uncertain."""
+
+NORMAL = 1.96
+"""Standard errors to either side that hold 95%."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,40 @@ def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], me
     first_scores, second_scores, prompts = zip(*values, strict=True)
     result = win_rate(first_scores, second_scores, groups=prompts)
     return PolicyComparison(ours, theirs, measure, result, len(set(prompts)))
+
+
+@dataclass(frozen=True)
+class MeanDifference:
+    """A mean of one policy less that of another, with its 95% interval over prompts."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> int:
+        """1 if the interval lies above zero, -1 below it, 0 if it holds zero."""
+        return (self.low > 0) - (self.high < 0)
+
+
+def mean_difference(ours: Policy, theirs: Policy, measure: str) -> MeanDifference | None:
+    """Of what was measured on the prompts that both answered; None of fewer than `FEWEST` prompts.
+
+    With differences d_i in groups g of one prompt text each, N of them in G groups, the standard error is the root of
+    G / (G - 1) * sum_g ( sum_{i in g} (d_i - mean) )^2 / N^2.
+    """
+    groups: dict[str, list[float]] = {}
+    for own, other in same_prompts(ours.responses, theirs.responses):
+        first, second = own.measured(measure), other.measured(measure)
+        if first is not None and second is not None:
+            groups.setdefault(own.prompt_text, []).append(first - second)
+    if len(groups) < FEWEST:
+        return None
+    count = sum(map(len, groups.values()))
+    mean = sum(map(sum, groups.values())) / count
+    squares = sum((sum(part) - len(part) * mean) ** 2 for part in groups.values())
+    error = math.sqrt(squares * len(groups) / (len(groups) - 1)) / count
+    return MeanDifference(mean, mean - NORMAL * error, mean + NORMAL * error)
 
 
 def held_out(policy: Policy, moment: str) -> dict[str, float]:

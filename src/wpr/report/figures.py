@@ -112,7 +112,7 @@ def win_rate_figure(data: ReportData, measure: str) -> Figure:
     series = [_rates("against SFT", {one.ours.name: one for one in sft})]
     if others:
         series.append(_rates("against each other", {f"{one.ours.name} over {one.opponent}": one for one in others}))
-    title = f"Win rate on held-out prompts, by the {MEASURES[measure]}"
+    title = f"Win rate on held-out prompts, by the {data.measures[measure]}"
     return Figure("bars", title, "", "%, with its 95% interval", series, marks=[Mark(50.0, "50%")])
 
 

@@ -49,11 +49,11 @@ def frontier_section(findings: ReportData) -> Section:
 
 def frontier_charts(findings: ReportData) -> dict[tuple[str, str], Chart]:
     """Charts by what lies across and what upwards, of those that have numbers."""
-    watched = {"gold": MEASURES["gold"]} | {name: name for name in findings.monitors}
+    watched = {"gold": findings.measures["gold"]} | {name: name for name in findings.monitors}
     wanted = {
         (axis, measure): (label, title)
         for axis, label in _divergences(findings).items()
-        for measure, title in MEASURES.items()
+        for measure, title in findings.measures.items()
     } | {("score", measure): ("score", title) for measure, title in watched.items()}
     found = {}
     for (axis, measure), (x_label, title) in wanted.items():

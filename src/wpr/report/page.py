@@ -23,11 +23,13 @@ from wpr.report.tables import write_csv
 from wpr.report.time_and_memory import cost_section
 from wpr.report.token_view import token_section
 from wpr.report.win_rates import win_rate_section
+from wpr.report.wording import wording_section
 from wpr.runs.tolerant import Problems
 from wpr.runs.values import as_text
 
 SECTIONS = (
     summary_section,
+    wording_section,  # None where no policy has a word list
     training_section,
     win_rate_section,
     frontier_section,
@@ -62,7 +64,8 @@ def write_report(
     if not findings.runs:
         found = "; ".join(str(problem) for problem in problems.found) or "no run was given"
         raise ReportError(f"nothing to report: {found}")
-    sections = [make(findings) for make in SECTIONS]
+    made = [make(findings) for make in SECTIONS]
+    sections = [section for section in made if section is not None]
     page = render(findings, sections)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from wpr.report.comparisons import SFT, held_out
+from wpr.report.comparisons import MEASURES, SCORES, SFT, held_out
 from wpr.report.markup import Content, Markup
 from wpr.report.tables import Table
 from wpr.runs.tolerant import Problems, RunRecord
+from wpr.runs.values import as_text, mapping
+
+if TYPE_CHECKING:
+    from wpr.report.word_lists import ForbiddenWords
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,20 @@ class ReportData:
     def monitors(self) -> list[str]:
         """Names of the scores that the runs watched beside gold."""
         return list(dict.fromkeys(name for run in self.runs for name in run.monitors))
+
+    @property
+    def measures(self) -> dict[str, str]:
+        """What responses are judged by, with what the score is the score of."""
+        kinds = {as_text(mapping(run.recipe.get("scorer")).get("kind")) for run in self.runs}
+        titles = {SCORES.get(kind, MEASURES["score"]) for kind in kinds}
+        return MEASURES | {"score": titles.pop() if len(titles) == 1 else "score"}
+
+    @cached_property
+    def word_lists(self) -> list[ForbiddenWords]:
+        """The lists of forbidden words that policies were trained on."""
+        from wpr.report.word_lists import read_word_lists  # which needs this module
+
+        return read_word_lists(self.policies, self.problems)
 
     def starts(self) -> list[tuple[str, dict[str, float]]]:
         """The SFT model of each run with its means, where any of its policies has them."""

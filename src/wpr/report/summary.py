@@ -7,7 +7,7 @@ from typing import Any
 
 from wpr.findings import Cell
 from wpr.report.charts import policy_name, swatch
-from wpr.report.comparisons import against_sft
+from wpr.report.comparisons import MEASURES, SCORES, against_sft
 from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
@@ -43,7 +43,7 @@ def summary_section(findings: ReportData) -> Section:
         tag("div", *(paragraph(sentence) for sentence in said), class_="verdict"),
         table.as_html(marks),
         paragraph(
-            "Score is the reward model's mean over held-out responses; gold, where there is one, the hidden scorer's; "
+            f"Score is {_score(findings)}; gold, where there is one, the hidden scorer's; "
             "other scores that were watched stand beside it. "
             "KL, divergence and entropy are means per token. Three measures of diversity: distinct-2, different pairs "
             "of words over all; self-BLEU, how alike the responses are (lower is more diverse); spread, the mean "
@@ -136,6 +136,15 @@ def _made(name: str, prepare: object) -> str:
 
 def _rows(data: Mapping[str, Any]) -> str:
     return f" ({as_text(data['rows'])} rows)" if finite(data.get("rows")) is not None else ""
+
+
+def _score(findings: ReportData) -> str:
+    """What the column of scores is."""
+    title = findings.measures["score"]
+    if title == MEASURES["score"]:
+        return "the reward model's mean over held-out responses"
+    rule = ", minus the weights of a response's forbidden words and plus those of preferred ones"
+    return f"the {title}{rule if title == SCORES['words'] else ''}, as a mean over held-out responses"
 
 
 def _scorer(scorer: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ SHOW = "run the policy's stage again to write it again; the rest of the page is 
 
 def token_section(findings: ReportData) -> Section:
     """Studies of all policies, as many as fit."""
-    studies, left_out = _studies(findings)
+    studies, left_out = studies_on_page(findings)
     lead = (
         "Each token of a response, coloured by its penalty: orange would be discouraged, blue encouraged. Under KL "
         "orange means that the policy prefers the token more than the SFT model does; the Wasserstein penalty looks at "
@@ -56,7 +56,7 @@ def token_section(findings: ReportData) -> Section:
     return Section("tokens", "Token view", lead, body, studies=studies)
 
 
-def _studies(findings: ReportData) -> tuple[list[dict[str, Any]], int]:
+def studies_on_page(findings: ReportData) -> tuple[list[dict[str, Any]], int]:
     """Studies that fit on the page, of the policies in turn, so that each has its first; and how many do not fit."""
     sources = [_studies_of(policy, findings.problems) for policy in findings.policies if policy.tokens is not None]
     share = BYTES // max(1, len(sources))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from wpr.report.comparisons import PolicyComparison, against_each_other, against_sft
+from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, against_sft
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.section import ReportData
+from wpr.report.word_lists import ForbiddenWords, mean
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import mapping
 
@@ -18,14 +19,16 @@ def sentences(findings: ReportData) -> list[Markup]:
     """What came out, one paragraph per fact."""
     measure = "gold" if findings.gold else "score"
     against = against_sft(findings.policies, measure)
+    worded = [sentence for words in findings.word_lists for sentence in _wording(words)]
     if not against:
-        return [join("No policy has held-out responses with scores, so nothing can be said about who is better.")]
+        nothing = "No policy has held-out responses with scores, so nothing can be said about who is better."
+        return [*worded, join(nothing)]
     gold = (
         "gold, how much of its source's meaning a response has, which"
         if _is_meaning(findings)
         else "the gold score, which"
     )
-    judge = f"{gold} no policy saw in training" if measure == "gold" else "the reward model's score"
+    judge = f"{gold} no policy saw in training" if measure == "gold" else f"the {findings.measures['score']}"
     ranked = sorted(against, key=lambda comparison: -comparison.result.rate)
     named = ranked if len(ranked) <= NAMED else [ranked[0], ranked[-1]]
     found = [join(f"Judged by {judge}: ", *_listed([_against_sft(comparison) for comparison in named]), ".")]
@@ -40,7 +43,26 @@ def sentences(findings: ReportData) -> list[Markup]:
         )
     if len(ranked) > 1:
         found.append(_best_two(findings, ranked[0], ranked[1], measure))
-    return found + _fooled(findings)
+    return worded + found + _fooled(findings)
+
+
+def _wording(words: ForbiddenWords) -> Iterator[Markup]:
+    """Forbidden words and meaning before and after training, and whether policies are at the same reward."""
+    models = [(join(SFT), rows) for _, rows in words.starts]
+    models += [(_name(policy), policy.responses) for policy in words.policies if policy.responses]
+    if len(models) > NAMED:
+        return
+    counted = [(name, words.per_text([row.response for row in rows])) for name, rows in models]
+    yield join(f"Forbidden words per {words.unit}: ", *_values(counted), ".")
+    if words.meaning is not None:
+        title = words.watched[words.meaning][1]
+        kept = [(name, mean(rows, words.meaning)) for name, rows in models]
+        yield join(f"Kept of the sentence's {title}: ", *_values(kept), ".")
+    yield from words.reward_comparisons()
+
+
+def _values(found: Sequence[tuple[Markup, float | None]]) -> list[str]:
+    return _listed([join(name, f" {shown(value)}") for name, value in found], ", ")
 
 
 def interval(comparison: PolicyComparison) -> str:
@@ -109,9 +131,9 @@ def _is_meaning(findings: ReportData) -> bool:
     return all(gold.get("kind") == "meaning" for gold in given)
 
 
-def _listed(parts: Sequence[Markup]) -> list[str]:
-    """Parts with semicolons between them."""
-    return [piece for part in parts for piece in ("; ", part)][1:]
+def _listed(parts: Sequence[Markup], separator: str = "; ") -> list[str]:
+    """Parts with something between them."""
+    return [piece for part in parts for piece in (separator, part)][1:]
 
 
 def _name(policy: Policy) -> Markup:

@@ -19,10 +19,10 @@ COLUMNS = [
 
 
 def win_rate_section(findings: ReportData) -> Section:
-    """By gold where there is gold, and by the reward model's score."""
+    """By gold where there is gold, and by the score."""
     parts: list[Markup] = []
     table = win_rate_table(findings)
-    for measure, title in MEASURES.items():
+    for measure, title in findings.measures.items():
         sft = against_sft(findings.policies, measure)
         others = against_each_other(findings.policies, measure)
         drawn = [

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3031-\u3035\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -186,11 +187,11 @@ class WordTable:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = list(entries)
-        self.exact: dict[str, float] = {}
-        self.forms: dict[str, float] = {}
-        self.prefixes: dict[str, float] = {}
-        self.phrases: dict[tuple[str, ...], float] = {}
-        self.phrase_prefixes: dict[tuple[str, ...], float] = {}
+        self.exact: dict[str, Entry] = {}
+        self.forms: dict[str, Entry] = {}
+        self.prefixes: dict[str, Entry] = {}
+        self.phrases: dict[tuple[str, ...], Entry] = {}
+        self.phrase_prefixes: dict[tuple[str, ...], Entry] = {}
         self.reach = max((len(entry.words) for entry in self.entries), default=1)
         seen: dict[tuple[tuple[str, ...], str], Entry] = {}
         for entry in self.entries:
@@ -206,32 +207,54 @@ class WordTable:
     def _add(self, entry: Entry) -> None:
         *_, last = entry.words
         if len(entry.words) > 1:
-            table = self.phrase_prefixes if entry.rule == "prefix" else self.phrases
-            table[entry.words] = max(entry.weight, table.get(entry.words, 0))
+            _add_larger(self.phrase_prefixes if entry.rule == "prefix" else self.phrases, entry.words, entry)
             return
         if entry.rule == "prefix":
-            self.prefixes[last] = entry.weight
+            self.prefixes[last] = entry
             return
-        self.exact[last] = max(entry.weight, self.exact.get(last, 0))
+        _add_larger(self.exact, last, entry)
         if entry.rule == "inflected":
             for form in inflections(last):
                 for owned in (form, f"{form}'s"):
-                    self.forms[owned] = max(entry.weight, self.forms.get(owned, 0))
+                    _add_larger(self.forms, owned, entry)
 
-    def worth(self, words: tuple[str, ...]) -> float:
-        """Of the last of these words, folded, after the words before it: its own entry's weight, and those of phrases
-        that it ends.
+    def fitting(self, words: tuple[str, ...]) -> list[Entry]:
+        """Entries that fit the last of these words, folded, after the words before it: its own one, and phrases that it
+        ends.
         """
         last = words[-1]
-        found = self.exact.get(last) or self.forms.get(last)
-        if not found:
+        own = self.exact.get(last) or self.forms.get(last)
+        if own is None:
             starts = (last[:length] for length in range(min(self._longest_prefix, len(last)), 0, -1))
-            found = next((self.prefixes[start] for start in starts if start in self.prefixes), 0.0)
+            own = next((self.prefixes[start] for start in starts if start in self.prefixes), None)
+        found = [own] if own else []
         for length in range(2, min(len(words), self.reach) + 1):
             phrase = words[-length:]
-            own = self.phrases.get(phrase, 0.0)
-            if not own and self.phrase_prefixes:
+            fits = self.phrases.get(phrase)
+            if fits is None and self.phrase_prefixes:
                 starts_of = (self.phrase_prefixes.get((*phrase[:-1], last[:end])) for end in range(len(last), 0, -1))
-                own = next((weight for weight in starts_of if weight), 0.0)
-            found += own
+                fits = next((entry for entry in starts_of if entry), None)
+            found += [fits] if fits else []
         return found
+
+    def worth(self, words: tuple[str, ...]) -> float:
+        """Weights of the entries that fit the last of these words, see `fitting`."""
+        return sum((entry.weight for entry in self.fitting(words)), 0.0)
+
+    def find(self, text: str) -> list[tuple[Entry, int, int]]:
+        """The entries in a text. Each with its place among the text's words: of its first word, and after its last."""
+        found: list[tuple[Entry, int, int]] = []
+        before: list[str] = []
+        end = 0
+        for place, word in enumerate(find_words(text), 1):
+            if not JOINT.fullmatch(text[end : word.start()]):
+                before = []
+            before = [*before, folded(word.group())][-self.reach :]
+            found += [(entry, place - len(entry.words), place) for entry in self.fitting(tuple(before))]
+            end = word.end()
+        return found
+
+
+def _add_larger(table: dict[Any, Entry], key: str | tuple[str, ...], entry: Entry) -> None:
+    if key not in table or entry.weight > table[key].weight:
+        table[key] = entry

@@ -293,4 +293,16 @@ function nearest(token) {
 }
 
 const tokenBox = document.getElementById('token-view');
-if (tokenBox && data.studies.length) new TokenView(tokenBox, data.studies);
+if (tokenBox && data.studies.length) {
+  const view = new TokenView(tokenBox, data.studies);
+  // Words elsewhere on the page that open their token here.
+  for (const link of document.querySelectorAll('a[data-study]')) {
+    link.addEventListener('click', (event) => {
+      event.preventDefault();
+      location.hash = link.hash; // so that the browser's way back leads back to the word
+      view.open(Number(link.dataset.study));
+      const number = Number(link.dataset.token);
+      view.select(number, view.body.querySelector(`.strip:not([hidden]) [data-number="${number}"]`));
+    });
+  }
+}

@@ -1,0 +1,196 @@
+"""Lists of forbidden words that policies were trained on, and what their responses made of these words."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from wpr.report.comparisons import FEWEST, MeanDifference, mean_difference
+from wpr.report.markup import Markup, join, shown, tag
+from wpr.runs.responses import Response
+from wpr.runs.tolerant import Policy, Problems
+from wpr.runs.values import as_text, mapping
+
+if TYPE_CHECKING:
+    from wpr.report.replaced_words import Outcome, Rewrite
+    from wpr.rewards.words import WordTable
+
+KINDS = {"meaning": "meaning", "words-kept": "words kept", "copies": "copies"}
+"""Monitors that compare a response with its source, and what tables call them."""
+
+PAIRS = 3
+"""Pairs of policies whose rewards are compared one by one; of more policies, the highest and the lowest."""
+
+LOST = "its wording is not shown; run the policy's stage again to write the list again"
+
+
+@dataclass
+class ForbiddenWords:
+    """A list, and the policies that were trained on it. column: of the data, where responses have their source."""
+
+    table: WordTable
+    column: str
+    policies: list[Policy] = field(default_factory=list)
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """The held-out sentences, each once, in their order."""
+        rows = [row for policy in self.policies for row in (*policy.responses, *policy.before)]
+        texts = [self.source(row) for row in sorted(rows, key=lambda row: row.number)]
+        return [text for text in dict.fromkeys(texts) if text]
+
+    @property
+    def unit(self) -> str:
+        """What responses are: rewritten sentences, or texts of their own."""
+        return "sentence" if self.sources else "response"
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How often each entry stands in the sources, or in what the SFT model wrote where there are none; the most
+        frequent first.
+        """
+        texts = self.sources or [row.response for _, rows in self.starts for row in rows]
+        found = Counter({entry.text: 0 for entry in self.table.entries})
+        found.update(entry.text for text in texts for entry, _, _ in self.table.find(text))
+        return dict(found.most_common())
+
+    @property
+    def starts(self) -> list[tuple[str, list[Response]]]:
+        """Responses of each run's SFT model, by the run's name."""
+        found = {policy.run.name: policy.before for policy in reversed(self.policies) if policy.before}
+        return list(reversed(found.items()))
+
+    @cached_property
+    def watched(self) -> dict[str, tuple[str, str]]:
+        """Scores that compare responses with their sources, by name: the kind, and a title."""
+        evaluation = mapping(self.policies[0].run.recipe.get("evaluation"))
+        found = {}
+        for name, own in {"gold": evaluation.get("gold"), **mapping(evaluation.get("monitors"))}.items():
+            kind, encoder = as_text(mapping(own).get("kind")), as_text(mapping(own).get("encoder"))
+            if kind in KINDS:
+                found[name] = (kind, f"{KINDS[kind]} ({encoder})" if encoder else KINDS[kind])
+        return found
+
+    @property
+    def meaning(self) -> str | None:
+        """The first score of how much meaning is kept."""
+        return next((name for name, (kind, _) in self.watched.items() if kind == "meaning"), None)
+
+    def source(self, row: Response) -> str:
+        """The sentence that a response rewrites; nothing where it is not known."""
+        if self.column != "prompt":
+            return as_text(row.columns.get(self.column)).strip()
+        turns = row.prompt if isinstance(row.prompt, list) else []
+        return as_text(mapping(turns[-1]).get("content") if turns else row.prompt).strip()
+
+    def per_text(self, texts: Sequence[str]) -> float | None:
+        """Forbidden words per text, each as often as it stands there."""
+        return sum(len(self.table.find(text)) for text in texts) / len(texts) if texts else None
+
+    def rewrite(self, row: Response) -> Rewrite:
+        """A response aligned with its source."""
+        from wpr.report.replaced_words import Rewrite  # wpr.rewards needs torch; reading a run does not
+
+        return Rewrite(self.source(row), row.response.strip())
+
+    @cached_property
+    def outcomes(self) -> dict[str, list[tuple[Response, Outcome]]]:
+        """What became of the sources' forbidden words, by policy."""
+        return {
+            policy.name: [
+                (row, outcome)
+                for row in policy.responses
+                if self.source(row)
+                for outcome in self.rewrite(row).outcomes(self.table)
+            ]
+            for policy in self.policies
+        }
+
+    def reward_comparisons(self) -> Iterator[Markup]:
+        """Whether policies are at the same reward, so that their meaning can be compared, and what is found then."""
+        known = {policy.name: mean(policy.responses, "score") for policy in self.policies}
+        ranked = [policy for policy in self.policies if known[policy.name] is not None]
+        ranked.sort(key=lambda policy: -(known[policy.name] or 0.0))
+        if len(ranked) < 2:
+            return
+        pairs = list(itertools.combinations(ranked, 2))
+        for ours, theirs in pairs if len(pairs) <= PAIRS else [(ranked[0], ranked[-1])]:
+            more = f"Of {len(ranked)} policies the highest and the lowest score: " if len(pairs) > PAIRS else ""
+            yield join(more, *self._compared(ours, theirs))
+
+    def _compared(self, ours: Policy, theirs: Policy) -> Iterator[str]:
+        names = join(tag("b", ours.name), " and ", tag("b", theirs.name))
+        score = mean_difference(ours, theirs, "score")
+        if score is None:
+            yield from (
+                "Whether ",
+                names,
+                f" are at the same reward is not known: they share fewer than {FEWEST} prompts.",
+            )
+            return
+        if score.verdict:
+            yield from (names, " are not at the same reward")
+            yield f": their mean scores differ by {_interval(score)}. The one with the lower reward changed less and "
+            yield "keeps more meaning for that reason alone: these numbers do not say who keeps more at the same one."
+            return
+        yield from (names, f" are at the same reward within noise: their mean scores differ by {_interval(score)}.")
+        meaning = mean_difference(ours, theirs, self.meaning) if self.meaning else None
+        if meaning is None:
+            return
+        if meaning.verdict == 0:
+            yield f" Their meaning can be compared, and no difference is seen: {_interval(meaning)}."
+            return
+        better = ours if meaning.mean > 0 else theirs
+        size = meaning if meaning.mean > 0 else MeanDifference(-meaning.mean, -meaning.high, -meaning.low)
+        yield from (" Their meaning can be compared: ", tag("b", better.name), f" keeps {_interval(size)} more. ")
+        yield "(Intervals are over sentences; another seed of training may differ by more.)"
+
+
+def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[ForbiddenWords]:
+    """The lists that policies have and that can be read, equal ones once."""
+    found: dict[Any, ForbiddenWords] = {}
+    for policy in policies:
+        path = policy.folder / "words.txt"
+        if not has_word_list(policy) or not (path.exists() or policy.responses):
+            continue  # a stage that is not begun has no list yet
+        if not path.exists():
+            problems.add(path, "is missing", LOST)
+            continue
+        from wpr.rewards.words import WordListError, WordTable, read_entries  # as above
+
+        try:
+            table = WordTable(read_entries(path))
+        except WordListError as error:
+            problems.add(path, f"is not a list of words ({error})", LOST)
+            continue
+        column = _source_column(mapping(policy.run.recipe.get("evaluation")))
+        key = (tuple((entry.text, entry.weight) for entry in table.entries), column)
+        found.setdefault(key, ForbiddenWords(table, column)).policies.append(policy)
+    return list(found.values())
+
+
+def has_word_list(policy: Policy) -> bool:
+    """Whether it was trained on a list of forbidden words, as far as its run tells."""
+    scorer = mapping(policy.run.recipe.get("scorer"))
+    named = scorer.get("kind") == "words" and scorer.get("words") is not None
+    return named or (policy.folder / "words.txt").exists()
+
+
+def mean(rows: Sequence[Response], name: str) -> float | None:
+    """Of what was measured."""
+    values = [value for row in rows if (value := row.measured(name)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _source_column(evaluation: Mapping[str, Any]) -> str:
+    watched = [evaluation.get("gold"), *mapping(evaluation.get("monitors")).values()]
+    return next((as_text(of) for own in watched if (of := mapping(own).get("of"))), "source")
+
+
+def _interval(difference: MeanDifference) -> str:
+    ends = f"{shown(difference.low)} to {shown(difference.high)}"
+    return f"{shown(difference.mean)} (95% interval {ends})"
