@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.report.reading import SECTIONS
+from tests.report.rewriting_run import write_rewriting
 from tests.report.run_folder import write_run
 from tests.report.some_findings import figures, write_findings
 from tests.report.test_broken_runs import spoil
@@ -31,6 +32,13 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(folder / "stories", prompts=9)
     write_findings(run)
     write_report([run], folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def rewriting_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rewriting")
+    write_report([write_rewriting(folder / "rewrite")], folder / "report.html")
     return folder / "report.html"
 
 
@@ -78,8 +86,9 @@ def test_every_section_is_there_and_filled(visit: Any, page_file: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_looks(visit: Any, page_file: Path, width: int, scheme: str) -> None:
-    page = visit(page_file, width, scheme)
+@pytest.mark.parametrize("file", ["page_file", "rewriting_page"])
+def test_looks(visit: Any, request: pytest.FixtureRequest, file: str, width: int, scheme: str) -> None:
+    page = visit(request.getfixturevalue(file), width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for details in page.locator("details").all():
         details.evaluate("node => { node.open = true }")
@@ -99,7 +108,7 @@ def test_looks(visit: Any, page_file: Path, width: int, scheme: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for details in page.locator("details").all():
             details.evaluate("node => { node.open = false }")
-        page.screenshot(path=folder / f"report-{width}-{scheme}.png", full_page=True)
+        page.screenshot(path=folder / f"{file}-{width}-{scheme}.png", full_page=True)
 
 
 POOR_CONTRAST = r"""() => {
@@ -208,6 +217,34 @@ def test_the_keyboard_alone_reaches_and_opens_a_token(visit: Any, page_file: Pat
     assert focused("node.closest('.strip').dataset.penalty") == "wpr", "one stop a strip"
     page.keyboard.press("Tab")
     assert focused("node.textContent") == "Close"
+
+
+@pytest.mark.parametrize("shown", ["both", "wpr"])
+def test_a_replaced_word_opens_its_token(visit: Any, rewriting_page: Path, shown: str) -> None:
+    page = visit(rewriting_page)
+    page.locator(f"#token-view button[data-penalty={shown}]").click()
+    word = page.locator(".rewrite a", has_text="glad")
+    study, number = int(word.get_attribute("data-study")), word.get_attribute("data-token")
+    at_first = page.locator("#token-view select").input_value()
+    assert at_first != str(study)
+    word.click()
+    tokens = json.loads(page.locator("script#data").inner_text())["studies"][study]["tokens"]
+    assert tokens[int(number)]["text"] == " gl"
+    assert page.locator("#token-view select").input_value() == str(study)
+    assert page.locator(".inspector").get_attribute("data-number") == number
+    assert "gl" in page.locator(".inspector h3").inner_text()
+    focused = page.evaluate("(({dataset, textContent}) => [dataset.number, textContent])(document.activeElement)")
+    assert focused == [number, "gl"], "the keyboard goes on from there"
+    page.wait_for_function(
+        """() => { const place = document.activeElement.getBoundingClientRect();
+                   return place.top > 40 && place.bottom < innerHeight; }"""
+    )
+    page.go_back()
+    page.wait_for_function("() => !location.hash")
+    linked = page.locator(".instead a", has_text="large")
+    linked.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".inspector").get_attribute("data-number") == linked.get_attribute("data-token")
 
 
 def test_another_response_and_one_penalty_alone(visit: Any, page_file: Path) -> None:

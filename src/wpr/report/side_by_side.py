@@ -38,7 +38,8 @@ def response_section(findings: ReportData) -> Section:
         parts.append(paragraph("There are no held-out responses yet.", class_="empty"))
     lead = (
         "What the SFT model and each policy answer to the same held-out prompts, with the "
-        f"{findings.measures['score']} and, where there is one, the hidden gold score. Differences in brackets are from the SFT model's response."
+        f"{findings.measures['score']} and, where there is one, the hidden gold score. "
+        "Differences in brackets are from the SFT model's response."
     )
     return Section("responses", "Responses side by side", lead, join(*parts))
 

@@ -22,6 +22,9 @@ from wpr.runs.values import as_text
 CHIPS, WORDS, INSTEAD, EXAMPLES = 80, 12, 3, 10
 """Forbidden words that are listed; those whose replacements are, and replacements of each; sentences."""
 
+OTHERWISE = ("rephrased", "left out", "kept")
+"""What may become of a word that is not replaced."""
+
 LONGEST = 600
 """Characters of a sentence or response; the rest is cut off."""
 
@@ -155,8 +158,8 @@ def _instead(words: ForbiddenWords, links: TokenLinks) -> list[Markup]:
     table = tag("table", tag("caption", title), tag("thead", tag("tr", *head)), tag("tbody", *rows))
     rule = (
         f"The {len(entries)} most frequent forbidden words, and the {INSTEAD} words that most often stand in the place "
-        "of each. Sentence and response are aligned word by word; a word counts as rephrased where the passage around it "
-        "became longer or shorter, so that which word stands for it is not known."
+        "of each. Sentence and response are aligned word by word; a word counts as rephrased where the passage around "
+        "it became longer or shorter, so that which word stands for it is not known."
     )
     note = paragraph(rule, " ", _legend(rows), class_="note")
     return [tag("h3", title), scrolling(title, table, class_="instead"), note]
@@ -172,9 +175,9 @@ def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: Token
         places = [(row, one.start) for row, one in own if one.what == "replaced" and one.instead == instead]
         linked = (links.link(policy, row, start, word) for row, start in places)
         named.append(tag("span", next((link for link in linked if link != word), word), f" {count}"))
-    rest = Counter({"other words": replaced.total() - sum(count for _, count in first)})
-    rest.update(outcome.what for _, outcome in own if outcome.what != "replaced")
-    others = ", ".join(f"{name} {count}" for name, count in rest.items() if count)
+    rest = Counter(outcome.what for _, outcome in own)
+    rest["other words"] = replaced.total() - sum(count for _, count in first)
+    others = ", ".join(f"{name} {rest[name]}" for name in ("other words", *OTHERWISE) if rest[name])
     rows = (
         tag("div", *named, class_="words") if named else None,
         tag("div", others, class_="rest") if others else None,
@@ -185,7 +188,7 @@ def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: Token
 def _meaning(words: ForbiddenWords, table: Table) -> list[Markup]:
     marks = {policy.name: policy_name(policy) for policy in words.policies}
     marks |= {name: swatch(name, "neutral") for row in table.rows if (name := as_text(row[0])) not in marks}
-    compared = [paragraph(sentence) for sentence in words.reward_comparisons()]
+    compared = [paragraph(sentence, class_="compared") for sentence in words.reward_comparisons()]
     explained = MEANING if words.meaning else ""
     title = "How much of the meaning is left" if words.meaning else "How many forbidden words are left"
     return [tag("h3", title), table.as_html(marks), *compared, paragraph(explained, FAIR, class_="note")]
