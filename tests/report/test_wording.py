@@ -99,9 +99,11 @@ def test_token_at() -> None:
 def test_the_summary_says_it_in_words(rewriting: Path) -> None:
     page, _ = report(rewriting)
     verdict = page.text[: page.text.index("Policies on held-out prompts")]
-    assert "Forbidden words per sentence: SFT 1, rkl 0.25, sum 0.0833." in verdict
-    assert "Kept of the sentence's meaning (wordllama): SFT 1, rkl 0.925, sum 0.908." in verdict
-    assert "are at the same reward within noise: their mean scores differ by 0.333 (95% interval" in verdict
+    assert "Forbidden words per sentence: SFT, before training, 1; rkl 0.25; sum 0.0833." in verdict
+    kept = "Of the sentence's meaning (wordllama) is kept: SFT, before training, 1; rkl 0.925; sum 0.908."
+    assert kept in verdict
+    assert "loses to the SFT model" not in verdict, "who lost meaning to the SFT model says nothing at another reward"
+    assert "are at the same reward as far as 12 prompts can tell: their mean scores differ by 0.333 (95%" in verdict
     assert "Score is the word list's score, minus the weights of a response's forbidden words" in page.text
     assert "word list's score over KL" in page.text
     assert "reward model" not in page.text
@@ -115,7 +117,8 @@ def test_rewards_that_differ_are_not_compared(tmp_path: Path) -> None:
     change(run / "ppo/rkl/responses.jsonl", score=-1.0)
     change(run / "ppo/sum/responses.jsonl", score=-1.0)
     page, _ = report(run)
-    same = "rkl and sum are at the same reward within noise: their mean scores differ by 0 (95% interval 0 to 0)."
+    same = "rkl and sum are at the same reward as far as 12 prompts can tell: their mean scores differ by 0 (95% "
+    same += "interval 0 to 0)."
     assert f"{same} Their meaning can be compared: rkl keeps 0.0917" in page.text
 
 
@@ -142,10 +145,12 @@ def test_few_prompts_say_nothing_of_rewards(tmp_path: Path) -> None:
 
 
 def test_of_many_policies_the_ends_are_compared(tmp_path: Path) -> None:
-    many = {f"p{number}": INSTEAD["sum"] if number % 2 else {} for number in range(5)}
+    many = {f"p{number}": INSTEAD["sum"] if number % 2 else {} for number in range(7)}
     page, _ = report(write_rewriting(tmp_path / "run", many))
     assert section(page).count("same reward:") == 2, "one sentence, and the rule"
-    assert "Of 5 policies the highest and the lowest score: p1 and p4 are not at the same reward" in page.text
+    assert "Of 7 policies the highest and the lowest score: p1 and p6 are not at the same reward" in page.text
+    assert "Of 7 policies, those with the fewest and the most forbidden words are named." in page.text
+    assert "per sentence: SFT, before training, 1; p1 0.0833; p6 1." in page.text
 
 
 def test_runs_without_a_list_have_no_such_section(whole: Path) -> None:
@@ -176,7 +181,7 @@ def test_without_sources(tmp_path: Path) -> None:
     assert problems == []
     assert "Responses have no sentence to be compared with" in page.text
     assert "big 6" in text_of(section(page)), "counted in what the SFT model wrote"
-    assert "Forbidden words per response: SFT 1, rkl 0.25, sum 0.0833." in page.text
+    assert "Forbidden words per response: SFT, before training, 1; rkl 0.25; sum 0.0833." in page.text
     assert not any(heading in section(page) for heading in HEADINGS)
 
 

@@ -107,11 +107,12 @@ def _compare(ours: Policy, theirs: Policy | None, others: Sequence[Response], me
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """A mean of one policy less that of another, with its 95% interval over prompts."""
+    """A mean of one policy less that of another, with its 95% interval over prompts, and how many these are."""
 
     mean: float
     low: float
     high: float
+    prompts: int
 
     @property
     def verdict(self) -> int:
@@ -136,7 +137,7 @@ def mean_difference(ours: Policy, theirs: Policy, measure: str) -> MeanDifferenc
     mean = sum(map(sum, groups.values())) / count
     squares = sum((sum(part) - len(part) * mean) ** 2 for part in groups.values())
     error = math.sqrt(squares * len(groups) / (len(groups) - 1)) / count
-    return MeanDifference(mean, mean - NORMAL * error, mean + NORMAL * error)
+    return MeanDifference(mean, mean - NORMAL * error, mean + NORMAL * error, len(groups))
 
 
 def held_out(policy: Policy, moment: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, ag
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.section import ReportData
 from wpr.report.word_lists import ForbiddenWords, mean
+from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import mapping
 
@@ -20,6 +21,10 @@ def sentences(findings: ReportData) -> list[Markup]:
     measure = "gold" if findings.gold else "score"
     against = against_sft(findings.policies, measure)
     worded = [sentence for words in findings.word_lists for sentence in _wording(words)]
+    listed = [policy for words in findings.word_lists if words.meaning for policy in words.policies]
+    if worded and len(listed) == len(findings.policies):
+        # Who keeps more meaning says nothing by itself where rewards differ, as SFT's does from every policy's.
+        return worded
     if not against:
         nothing = "No policy has held-out responses with scores, so nothing can be said about who is better."
         return [*worded, join(nothing)]
@@ -48,21 +53,26 @@ def sentences(findings: ReportData) -> list[Markup]:
 
 def _wording(words: ForbiddenWords) -> Iterator[Markup]:
     """Forbidden words and meaning before and after training, and whether policies are at the same reward."""
-    models = [(join(SFT), rows) for _, rows in words.starts]
-    models += [(_name(policy), policy.responses) for policy in words.policies if policy.responses]
-    if len(models) > NAMED:
+    policies = [policy for policy in words.policies if policy.responses]
+    if not policies:
         return
-    counted = [(name, words.per_text([row.response for row in rows])) for name, rows in models]
-    yield join(f"Forbidden words per {words.unit}: ", *_values(counted), ".")
+    if len(policies) > NAMED:
+        policies.sort(key=lambda policy: _per_text(words, policy.responses))
+        yield join(f"Of {len(policies)} policies, those with the fewest and the most forbidden words are named.")
+        policies = [policies[0], policies[-1]]
+    models = [(join(f"{SFT}, before training,"), rows) for _, rows in words.starts[:1]]
+    models += [(_name(policy), policy.responses) for policy in policies]
+    counted = [join(name, f" {shown(_per_text(words, rows))}") for name, rows in models]
+    said: list[str] = [f"Forbidden words per {words.unit}: ", *_listed(counted), "."]
     if words.meaning is not None:
-        title = words.watched[words.meaning][1]
-        kept = [(name, mean(rows, words.meaning)) for name, rows in models]
-        yield join(f"Kept of the sentence's {title}: ", *_values(kept), ".")
+        kept = [join(name, f" {shown(mean(rows, words.meaning))}") for name, rows in models]
+        said += [f" Of the sentence's {words.watched[words.meaning][1]} is kept: ", *_listed(kept), "."]
+    yield join(*said)
     yield from words.reward_comparisons()
 
 
-def _values(found: Sequence[tuple[Markup, float | None]]) -> list[str]:
-    return _listed([join(name, f" {shown(value)}") for name, value in found], ", ")
+def _per_text(words: ForbiddenWords, rows: Sequence[Response]) -> float:
+    return words.per_text([row.response for row in rows]) or 0.0
 
 
 def interval(comparison: PolicyComparison) -> str:
@@ -131,9 +141,9 @@ def _is_meaning(findings: ReportData) -> bool:
     return all(gold.get("kind") == "meaning" for gold in given)
 
 
-def _listed(parts: Sequence[Markup], separator: str = "; ") -> list[str]:
-    """Parts with something between them."""
-    return [piece for part in parts for piece in (separator, part)][1:]
+def _listed(parts: Sequence[Markup]) -> list[str]:
+    """Parts with semicolons between them."""
+    return [piece for part in parts for piece in ("; ", part)][1:]
 
 
 def _name(policy: Policy) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,8 @@ class ForbiddenWords:
             yield f": their mean scores differ by {_interval(score)}. The one with the lower reward changed less and "
             yield "keeps more meaning for that reason alone: these numbers do not say who keeps more at the same one."
             return
-        yield from (names, f" are at the same reward within noise: their mean scores differ by {_interval(score)}.")
+        yield from (names, f" are at the same reward as far as {score.prompts} prompts can tell: their mean scores ")
+        yield f"differ by {_interval(score)}."
         meaning = mean_difference(ours, theirs, self.meaning) if self.meaning else None
         if meaning is None:
             return
@@ -145,7 +146,9 @@ class ForbiddenWords:
             yield f" Their meaning can be compared, and no difference is seen: {_interval(meaning)}."
             return
         better = ours if meaning.mean > 0 else theirs
-        size = meaning if meaning.mean > 0 else MeanDifference(-meaning.mean, -meaning.high, -meaning.low)
+        size = (
+            meaning if meaning.mean > 0 else replace(meaning, mean=-meaning.mean, low=-meaning.high, high=-meaning.low)
+        )
         yield from (" Their meaning can be compared: ", tag("b", better.name), f" keeps {_interval(size)} more. ")
         yield "(Intervals are over sentences; another seed of training may differ by more.)"
 
