@@ -183,7 +183,8 @@ def test_a_page_that_cannot_be_written(here: Here, whole: Path, tmp_path: Path) 
 
 
 def test_reading_needs_no_transformers() -> None:
-    code = "import sys; import wpr.report; print([m for m in ('transformers', 'wpr.evaluation') if m in sys.modules])"
+    heavy = ("torch", "transformers", "wpr.evaluation", "wpr.rewards")
+    code = f"import sys; import wpr.report; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.report.reading import SECTIONS, Page, report, table
 from tests.report.rewriting_run import INSTEAD, SENTENCES, change, pieces, write_rewriting
 from tests.report.run_folder import write_json, write_lines, write_run
-from tests.report.test_broken_runs import ATTACK
+from tests.report.test_broken_runs import ATTACK, junk
 from wpr.report.comparisons import mean_difference
 from wpr.report.wording import token_at
 from wpr.runs.tolerant import Problems, read_run
@@ -174,6 +176,31 @@ def test_several_runs(rewriting: Path, tmp_path: Path) -> None:
     assert len(table(tmp_path / "csv/wording-2.csv")) == 3
     assert "score over KL" in page.text
     assert "reward model's" not in page.text, "the score is another one in each run"
+
+
+def test_meaning_by_another_encoder_is_not_mixed(rewriting: Path, tmp_path: Path) -> None:
+    other = write_rewriting(tmp_path / "second")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["recipe"]["evaluation"]["gold"]["encoder"] = "minilm"
+    write_json(other / "manifest.json", manifest)
+    report(rewriting, other, csv=tmp_path / "csv")
+    first, second = (table(tmp_path / f"csv/wording-{number}.csv")[-1] for number in (1, 2))
+    assert "meaning (wordllama)" in first
+    assert "meaning (minilm)" in second
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_files_hold_there_is_a_page(rewriting: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    shutil.copytree(rewriting, tmp_path / "run")
+    share = rng.choice([0.01, 0.1])
+    for path in sorted((tmp_path / "run").rglob("*.*")):
+        if path.suffix == ".json":
+            write_json(path, junk(json.loads(path.read_text()), rng, share / 3))
+        elif path.suffix == ".jsonl":
+            write_lines(path, [junk(json.loads(line), rng, share) for line in path.read_text().splitlines()])
+    page, _ = report(tmp_path / "run", csv=tmp_path / "csv")
+    assert [name for name in page.ids if name in SECTIONS] == SECTIONS
 
 
 def test_without_sources(tmp_path: Path) -> None:

@@ -124,3 +124,14 @@ def test_phrases_count_beside_their_words() -> None:
     assert found.worth(("as", "good", "anyone")) == 1
     assert found.worth(("as", "good", "one")) == 0
     assert found.reach == 3
+
+
+def test_entries_are_found_in_a_text_with_their_places() -> None:
+    found = table("order = 2", "in order to = 3", "walk", "wal*")
+    places = [
+        (entry.text, first, last) for entry, first, last in found.find("He walked, in Order to wal; in, order to.")
+    ]
+    assert places == [
+        ("walk", 1, 2), ("order", 3, 4), ("in order to", 2, 5), ("wal*", 5, 6), ("order", 7, 8),
+    ]  # fmt: skip
+    assert found.find("") == []

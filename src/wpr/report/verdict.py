@@ -60,7 +60,8 @@ def _wording(words: ForbiddenWords) -> Iterator[Markup]:
         policies.sort(key=lambda policy: _per_text(words, policy.responses))
         yield join(f"Of {len(policies)} policies, those with the fewest and the most forbidden words are named.")
         policies = [policies[0], policies[-1]]
-    models = [(join(f"{SFT}, before training,"), rows) for _, rows in words.starts[:1]]
+    start = [row for _, rows in words.starts for row in rows]
+    models = [(join(f"{SFT}, before training,"), start)] if start else []
     models += [(_name(policy), policy.responses) for policy in policies]
     counted = [join(name, f" {shown(_per_text(words, rows))}") for name, rows in models]
     said: list[str] = [f"Forbidden words per {words.unit}: ", *_listed(counted), "."]

@@ -30,10 +30,15 @@ LOST = "its wording is not shown; run the policy's stage again to write the list
 
 @dataclass
 class ForbiddenWords:
-    """A list, and the policies that were trained on it. column: of the data, where responses have their source."""
+    """A list, and the policies that were trained on it.
+
+    column: of the data, where responses have their source. watched: scores that compare responses with their sources,
+    by name: the kind, and a title.
+    """
 
     table: WordTable
     column: str
+    watched: Mapping[str, tuple[str, str]]
     policies: list[Policy] = field(default_factory=list)
 
     @cached_property
@@ -63,17 +68,6 @@ class ForbiddenWords:
         """Responses of each run's SFT model, by the run's name."""
         found = {policy.run.name: policy.before for policy in reversed(self.policies) if policy.before}
         return list(reversed(found.items()))
-
-    @cached_property
-    def watched(self) -> dict[str, tuple[str, str]]:
-        """Scores that compare responses with their sources, by name: the kind, and a title."""
-        evaluation = mapping(self.policies[0].run.recipe.get("evaluation"))
-        found = {}
-        for name, own in {"gold": evaluation.get("gold"), **mapping(evaluation.get("monitors"))}.items():
-            kind, encoder = as_text(mapping(own).get("kind")), as_text(mapping(own).get("encoder"))
-            if kind in KINDS:
-                found[name] = (kind, f"{KINDS[kind]} ({encoder})" if encoder else KINDS[kind])
-        return found
 
     @property
     def meaning(self) -> str | None:
@@ -154,7 +148,7 @@ class ForbiddenWords:
 
 
 def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[ForbiddenWords]:
-    """The lists that policies have and that can be read, equal ones once."""
+    """The lists that policies have and that can be read; equal ones once, if the same is watched."""
     found: dict[Any, ForbiddenWords] = {}
     for policy in policies:
         path = policy.folder / "words.txt"
@@ -170,9 +164,9 @@ def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[Forb
         except WordListError as error:
             problems.add(path, f"is not a list of words ({error})", LOST)
             continue
-        column = _source_column(mapping(policy.run.recipe.get("evaluation")))
-        key = (tuple((entry.text, entry.weight) for entry in table.entries), column)
-        found.setdefault(key, ForbiddenWords(table, column)).policies.append(policy)
+        column, watched = _watched(mapping(policy.run.recipe.get("evaluation")))
+        key = (tuple((entry.text, entry.weight) for entry in table.entries), column, tuple(watched.items()))
+        found.setdefault(key, ForbiddenWords(table, column, watched)).policies.append(policy)
     return list(found.values())
 
 
@@ -189,9 +183,16 @@ def mean(rows: Sequence[Response], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _source_column(evaluation: Mapping[str, Any]) -> str:
-    watched = [evaluation.get("gold"), *mapping(evaluation.get("monitors")).values()]
-    return next((as_text(of) for own in watched if (of := mapping(own).get("of"))), "source")
+def _watched(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, tuple[str, str]]]:
+    """`ForbiddenWords.column` and `ForbiddenWords.watched`, by the settings of an evaluation."""
+    column, found = "", {}
+    for name, value in {"gold": evaluation.get("gold"), **mapping(evaluation.get("monitors"))}.items():
+        own = mapping(value)
+        kind, encoder = as_text(own.get("kind")), as_text(own.get("encoder"))
+        if kind in KINDS:
+            column = column or as_text(own.get("of"))
+            found[name] = (kind, f"{KINDS[kind]} ({encoder})" if encoder else KINDS[kind])
+    return column or "source", found
 
 
 def _interval(difference: MeanDifference) -> str:
