@@ -120,16 +120,13 @@ class ForbiddenWords:
         names = join(tag("b", ours.name), " and ", tag("b", theirs.name))
         score = mean_difference(ours, theirs, "score")
         if score is None:
-            yield from (
-                "Whether ",
-                names,
-                f" are at the same reward is not known: they share fewer than {FEWEST} prompts.",
-            )
+            yield from ("Whether ", names, " are at the same reward is not known: ")
+            yield f"they share fewer than {FEWEST} prompts."
             return
         if score.verdict:
-            yield from (names, " are not at the same reward")
-            yield f": their mean scores differ by {_interval(score)}. The one with the lower reward changed less and "
-            yield "keeps more meaning for that reason alone: these numbers do not say who keeps more at the same one."
+            yield from (names, f" are not at the same reward: their mean scores differ by {_interval(score)}. ")
+            yield "The one with the lower reward may keep more meaning for that reason alone, so these numbers do not "
+            yield "say who keeps more at the same reward."
             return
         yield from (names, f" are at the same reward as far as {score.prompts} prompts can tell: their mean scores ")
         yield f"differ by {_interval(score)}."
@@ -139,11 +136,11 @@ class ForbiddenWords:
         if meaning.verdict == 0:
             yield f" Their meaning can be compared, and no difference is seen: {_interval(meaning)}."
             return
-        better = ours if meaning.mean > 0 else theirs
-        size = (
-            meaning if meaning.mean > 0 else replace(meaning, mean=-meaning.mean, low=-meaning.high, high=-meaning.low)
-        )
-        yield from (" Their meaning can be compared: ", tag("b", better.name), f" keeps {_interval(size)} more. ")
+        better = ours
+        if meaning.verdict < 0:
+            better = theirs
+            meaning = replace(meaning, mean=-meaning.mean, low=-meaning.high, high=-meaning.low)
+        yield from (" Their meaning can be compared: ", tag("b", better.name), f" keeps {_interval(meaning)} more. ")
         yield "(Intervals are over sentences; another seed of training may differ by more.)"
 
 

@@ -30,7 +30,7 @@ LONGEST = 600
 
 SENTENCES = "the sentences themselves"
 FAIR = (
-    "Compare meaning only at the same reward: a policy that leaves more forbidden words standing has changed less, and "
+    "Compare meaning only at the same reward: a policy that leaves more forbidden words standing changes less, and "
     "keeps more meaning for that reason alone."
 )
 MEANING = (
