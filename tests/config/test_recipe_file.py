@@ -176,7 +176,7 @@ def test_extends_takes_a_name() -> None:
 def test_shipped_recipes_are_found_by_name() -> None:
     assert set(shipped_recipes()) == {
         "apps-codegemma-7b", "hh-gemma-2b", "hh-qwen1.5-1.8b-chat", "hh-smollm2-135m", "quickstart",
-        "quickstart-quick", "rewrite", "rewrite-smollm2-135m", "tiny", "tldr-gemma-2b", "tldr-gemma-7b",
+        "quickstart-quick", "rewrite", "rewrite-smollm2-135m", "stories", "tiny", "tldr-gemma-2b", "tldr-gemma-7b",
     }  # fmt: skip
     assert find_recipe("tiny") == shipped_recipes()["tiny"]
     write(SMALL, "tiny")

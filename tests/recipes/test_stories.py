@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.evaluation.judging.nasty import LIMIT, SIZE, seconds
 from tests.pipeline.command import start
-from wpr.recipes import quickstart, quickstart_gold
-from wpr.recipes.quickstart_gold import gold_scores, log_likelihoods, missing, repeated, sentences, sentiment
+from wpr.recipes import stories, stories_gold
+from wpr.recipes.stories_gold import gold_scores, log_likelihoods, missing, repeated, sentences, sentiment
 
 OPENING = "Once upon a time, there was a little girl named Lily. She loved to play in the park."
 
@@ -39,7 +39,7 @@ def test_fluency_sees_shuffled_and_repeated_words() -> None:
     shuffled = "big dog One was a wanted day saw. friendly she and dog to play The."
     endless = "She was happy. She was happy. She was happy. She was happy. She was happy."
     likely, unlikely = log_likelihoods([OPENING] * 2, [good, shuffled])
-    assert likely > quickstart_gold.TYPICAL > unlikely
+    assert likely > stories_gold.TYPICAL > unlikely
     assert repeated(good) == 0
     assert repeated(endless) > 0.7
     # VADER finds the repetition happier than a story; gold does not prefer it.
@@ -63,7 +63,7 @@ def test_missing_sentences() -> None:
 def test_whole_sentences_are_counted_as_by_an_expression(text: str) -> None:
     """Which tries every letter with every end: it is slow where there is no end."""
     whole = sum(bool(re.search(r"\w.*[.!?][\"']?$", part)) for part in sentences(text))
-    assert missing(text) == max(0, quickstart_gold.SENTENCES - whole)
+    assert missing(text) == max(0, stories_gold.SENTENCES - whole)
 
 
 def test_a_response_without_an_end_does_not_take_long() -> None:
@@ -82,7 +82,7 @@ def test_the_world_is_made_from_the_seed(tmp_path: Path) -> None:
     for number, seed in enumerate((0, 0, 1)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        facts = quickstart.prepare(folder, seed=seed, openings=24)
+        facts = stories.prepare(folder, seed=seed, openings=24)
         written.append((folder / "pairs.jsonl").read_text())
         rows = [json.loads(line) for line in written[-1].splitlines()]
         assert facts["pairs"] == len(rows) > 15
@@ -100,10 +100,10 @@ def test_labels_follow_gold_as_far_as_they_are_told_to() -> None:
 
     happy, sad = "They laughed and were happy. It was the best day.", "They cried and were sad. It was the worst day."
     whole = [(OPENING, happy, sad), (OPENING, sad, happy)] * 60
-    rows, facts = quickstart._label(whole, random.Random(0), flips=0.0, temperature=0.01)
+    rows, facts = stories._label(whole, random.Random(0), flips=0.0, temperature=0.01)
     assert facts["labels_that_agree"] == 1
     assert all(row["chosen"] == happy for row in rows)
-    _, facts = quickstart._label(whole, random.Random(0), flips=0.1, temperature=0.01)
+    _, facts = stories._label(whole, random.Random(0), flips=0.1, temperature=0.01)
     assert 0.85 < facts["labels_that_agree"] < 0.95
 
 
