@@ -1,8 +1,7 @@
-"""The quickstart's world: what is sampled, what is preferred, and the whole of it in miniature."""
+"""The world of the stories: what is sampled, what is preferred, and the whole of it in miniature."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -107,31 +106,24 @@ def test_labels_follow_gold_as_far_as_they_are_told_to() -> None:
     assert 0.85 < facts["labels_that_agree"] < 0.95
 
 
-def test_the_command_runs_everything_and_writes_the_report(tmp_path: Path) -> None:
+@pytest.mark.slow  # the quickstart's test, those of the recipe tiny and the unit tests here cover the same code
+def test_the_recipe_runs_through_and_judges_by_gold(tmp_path: Path) -> None:
     small = (
         "prepare.options.openings=64", "sft.max_steps=2", "reward.max_steps=2", "ppo.max_steps=2", "ppo.batch_size=8",
-        "ppo.per_device_train_batch_size=8", "evaluation.prompts=6", "evaluation.case_studies=1", "output=run",
+        "ppo.per_device_train_batch_size=8", "split.held_out=0.15", "evaluation.prompts=6", "evaluation.case_studies=1",
+        "output=run",
     )  # fmt: skip
-    process = start("quickstart", "--quick", *small, cwd=tmp_path)
+    process = start("run", "stories", *small, cwd=tmp_path)
     printed, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     folder = tmp_path / "run"
-    assert f"the report is in {folder / 'report.html'}" in printed
     assert "win rates on held-out prompts, by gold" in printed
-    page = (folder / "report.html").read_text(encoding="utf-8")
     for policy in ("rkl", "sum"):
         rows = [json.loads(line) for line in (folder / "ppo" / policy / "responses.jsonl").read_text().splitlines()]
         assert {"gold", "score", "divergences"} <= set(rows[0])
         assert set(rows[0]["divergences"]) == {"semantic"}
-        assert len(rows[0]["response_ids"]) == rows[0]["length"]
-        assert "prompt_ids" not in rows[0]
         (study,) = json.loads((folder / "ppo" / policy / "tokens.json").read_text())["studies"]
-        assert study["response"] == rows[0]["response"]
         assert study["gold"] == rows[0]["gold"]
-        assert policy in page
-    found = json.loads((folder / "manifest.json").read_text())["stages"]["ppo/rkl"]["results"]
-    assert {"gold", "divergence_semantic", "distinct_2", "self_bleu", "embedding_spread"} <= set(found["after"])
-    assert found["before"]["kl"] == pytest.approx(0, abs=1e-6)
-    with open(folder / "win_rates.csv", newline="") as file:
-        compared = {(row["by"], row["policy"], row["against"]) for row in csv.DictReader(file)}
-    assert {("gold", "rkl", "SFT"), ("gold", "sum", "SFT"), ("gold", "rkl", "sum")} <= compared
+    stages = json.loads((folder / "manifest.json").read_text())["stages"]
+    assert "accuracy" in stages["reward"]["results"]["after"]
+    assert {"gold", "divergence_semantic", "distinct_2"} <= set(stages["ppo/rkl"]["results"]["after"])
