@@ -1,4 +1,4 @@
-"""The world of the stories: story openings, continuations that wpr-pico writes, and preferences for those that end well.
+"""The world of the stories: openings, continuations that wpr-pico writes, and preferences for those that end well.
 
 An opening is the first two sentences of a story, a continuation the next two. Of two continuations of an opening, the
 better one by the gold score of `stories_gold` tends to be preferred: with probability sigmoid(difference /
