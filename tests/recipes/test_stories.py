@@ -125,5 +125,5 @@ def test_the_recipe_runs_through_and_judges_by_gold(tmp_path: Path) -> None:
         (study,) = json.loads((folder / "ppo" / policy / "tokens.json").read_text())["studies"]
         assert study["gold"] == rows[0]["gold"]
     stages = json.loads((folder / "manifest.json").read_text())["stages"]
-    assert "accuracy" in stages["reward"]["results"]["after"]
+    assert "accuracy" in stages["reward"]["results"]["held_out"]
     assert {"gold", "divergence_semantic", "distinct_2"} <= set(stages["ppo/rkl"]["results"]["after"])
