@@ -1,4 +1,4 @@
-"""How much longer each stage of the quickstart takes on a machine with other work, by how waiting threads wait.
+"""How much longer each stage of the recipe `stories` takes on a machine with other work, by how waiting threads wait.
 
     python -m benchmarks.busy_machine [--busy 2] [--steps 3] [--waits default sleep] [overrides ...]
 
@@ -43,7 +43,7 @@ def busy_processes(count: int) -> Iterator[None]:
 def stages(wait: str, busy: int, overrides: list[str]) -> dict[str, Any]:
     """The finished stages of a run, from its manifest."""
     with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
-        command = [sys.executable, "-m", "wpr", "run", "quickstart", f"output={folder}/run", *overrides]
+        command = [sys.executable, "-m", "wpr", "run", "stories", f"output={folder}/run", *overrides]
         done = subprocess.run(command, env=os.environ | WAITS[wait], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

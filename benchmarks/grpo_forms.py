@@ -5,7 +5,7 @@ the exact penalty in the reward, the exact divergence in the loss; the semantic 
     python -m benchmarks.grpo_forms noise RUN ...    the noise of each form's gradient, at policies of grpo_forms.yaml
 
 The sequence task: a tiny Llama without any training, responses of 8 words out of 40, one point for each w7. The other
-task is the quickstart's, with benchmarks/grpo_forms.yaml (see benchmarks/quickstart_seeds.py), whose folders `noise`
+task is that of the stories, with benchmarks/grpo_forms.yaml (see benchmarks/seeds.py), whose folders `noise`
 takes: RUN is OUT/seed-N-POLICY.
 
 Noise: at a policy away from its reference and without any reward, the gradient g of the regularizer alone is computed
@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.quickstart_seeds import by_policy, mean_and_interval, table
+from benchmarks.seeds import by_policy, mean_and_interval, table
 from tests.ppo import tiny as models
 from tests.trl import tiny
 from wpr.regularizers.spec import RECOMMENDED
@@ -181,7 +181,7 @@ def no_reward(completions: list[Any], **columns: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
-def quickstart_noise(job: tuple[str, int]) -> dict[str, dict[str, float]]:
+def stories_noise(job: tuple[str, int]) -> dict[str, dict[str, float]]:
     """At the policy of a run with beta 0.05, batches of 12 prompts with 4 completions."""
     run, count = Path(job[0]), job[1]
     torch.set_num_threads(1)
@@ -225,7 +225,7 @@ def noise(runs: list[str], batches: int, workers: int) -> None:
     with ProcessPoolExecutor(workers) as pool:
         found = {
             "sequence task": list(pool.map(sequence_noise, range(SEEDS), [batches] * SEEDS)),
-            "quickstart": list(pool.map(quickstart_noise, [(run, batches) for run in runs])),
+            "stories": list(pool.map(stories_noise, [(run, batches) for run in runs])),
         }
     for task, results in found.items():
         shown = Table("form", "noise / signal", "cosine", title=f"{task}, {len(results)} seeds, {batches} batches each")
@@ -241,7 +241,7 @@ def main() -> None:
     trained = actions.add_parser("sequence")
     trained.add_argument("out", type=Path, help="a file of results, one a line; those that are there are kept")
     noisy = actions.add_parser("noise")
-    noisy.add_argument("runs", nargs="*", help="folders of benchmarks.quickstart_seeds")
+    noisy.add_argument("runs", nargs="*", help="folders of benchmarks.seeds")
     noisy.add_argument("--batches", type=int, default=32)
     for action in (trained, noisy):
         action.add_argument("--workers", type=int, default=1)

@@ -5,7 +5,7 @@
 
 wpr-pico learns to repeat sentences with some words changed, then to avoid the words of a list (recipe `rewrite`). A
 seed is a world of its own: sentences, copies and SFT are made again. Policies of one seed are compared at the same
-reward, as benchmarks/quickstart_seeds.py does it, whose run and tables these are:
+reward, as benchmarks/seeds.py does it, whose run and tables these are:
 
     rkl, hellinger, paper    regularizers without a geometry, or with one that does not tell tokens apart
     unbalanced, semantic     the raw geometry, and the one of centred unit vectors
@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import quickstart_seeds as seeds
+from benchmarks import seeds
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
 COLUMNS = {

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import quickstart_seeds as seeds
-from benchmarks import rewriting
+from benchmarks import rewriting, seeds
 from wpr.config.recipe_file import load_recipe
 
 

@@ -133,10 +133,13 @@ def test_the_folder_is_the_output_with_the_name() -> None:
 
 
 def test_a_recipe_builds_on_another_one() -> None:
-    write(SMALL + "ppo: {beta: 0.1, gamma: 0.9}\npolicies: {a: {}, b: {}}\n", "base.yaml")
-    recipe = load_recipe(write("extends: base.yaml\nname: top\nppo: {beta: 0.2}\npolicies: {b: null, c: {}}\n"))
+    sweeps = "sweeps: {all: {policies: [a]}, old: {policies: [b]}}\n"
+    write(SMALL + "ppo: {beta: 0.1, gamma: 0.9}\npolicies: {a: {}, b: {}}\n" + sweeps, "base.yaml")
+    changes = "ppo: {beta: 0.2}\npolicies: {b: null, c: {}}\nsweeps: {old: null}\n"
+    recipe = load_recipe(write(f"extends: base.yaml\nname: top\n{changes}"))
     assert (recipe.name, recipe.ppo) == ("top", {"beta": 0.2, "gamma": 0.9})
     assert recipe.policy_names == ["a", "c"]
+    assert list(recipe.sweeps) == ["all"]
 
 
 def test_the_base_is_looked_for_beside_the_recipe() -> None:
@@ -176,7 +179,7 @@ def test_extends_takes_a_name() -> None:
 def test_shipped_recipes_are_found_by_name() -> None:
     assert set(shipped_recipes()) == {
         "apps-codegemma-7b", "hh-gemma-2b", "hh-qwen1.5-1.8b-chat", "hh-smollm2-135m", "quickstart",
-        "quickstart-quick", "rewrite", "rewrite-smollm2-135m", "tiny", "tldr-gemma-2b", "tldr-gemma-7b",
+        "quickstart-quick", "rewrite", "rewrite-smollm2-135m", "stories", "tiny", "tldr-gemma-2b", "tldr-gemma-7b",
     }  # fmt: skip
     assert find_recipe("tiny") == shipped_recipes()["tiny"]
     write(SMALL, "tiny")

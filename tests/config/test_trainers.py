@@ -29,9 +29,9 @@ def test_a_policy_has_its_own_trainer() -> None:
 
 
 def test_a_trainer_of_the_command_line_leaves_the_recipe_s_settings_of_ppo_unused() -> None:
-    recipe = load_recipe("quickstart", ["trainer=grpo"]).policy("rkl")
+    recipe = load_recipe("stories", ["trainer=grpo"]).policy("rkl")
     assert unused_settings(recipe) == ["ppo.critic_learning_rate"]
-    assert unused_settings(load_recipe("quickstart").policy("rkl")) == []
+    assert unused_settings(load_recipe("stories").policy("rkl")) == []
 
 
 def test_settings_go_to_the_policies_whose_trainer_has_them() -> None:

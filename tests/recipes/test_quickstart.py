@@ -1,137 +1,69 @@
-"""The quickstart's world: what is sampled, what is preferred, and the whole of it in miniature."""
+"""The quickstart in miniature: the command, what it leaves behind, and that the same seed gives the same."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
+from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.pipeline.command import results, start
+from wpr.config.recipe_file import load_recipe
+from wpr.config.trainers import unused_settings
 
-from tests.evaluation.judging.nasty import LIMIT, SIZE, seconds
-from tests.pipeline.command import start
-from wpr.recipes import quickstart, quickstart_gold
-from wpr.recipes.quickstart_gold import gold_scores, log_likelihoods, missing, repeated, sentences, sentiment
-
-OPENING = "Once upon a time, there was a little girl named Lily. She loved to play in the park."
-
-
-def test_sentences() -> None:
-    assert sentences('She said, "Hi!" Then she ran.  Was it far? It') == [
-        'She said, "Hi!"', "Then she ran.", "Was it far?", "It",
-    ]  # fmt: skip
-    assert sentences("") == []
-    assert sentences("Wait... what?!") == ["Wait...", "what?!"]
+SMALL = (
+    "prepare.options.count=64", "sft.max_steps=2", "ppo.max_steps=2", "ppo.batch_size=8",
+    "ppo.per_device_train_batch_size=8", "evaluation.prompts=6", "evaluation.case_studies=1",
+)  # fmt: skip
+WATCHED = {"gold", "words_kept", "copies", "fluency"}
 
 
-def test_a_happy_ending_counts_more_than_a_happy_beginning() -> None:
-    ends_well = "Lily was sad and cried. Then they were all happy and laughed."
-    ends_badly = "They were all happy and laughed. Then Lily was sad and cried."
-    assert sentiment(ends_well) > sentiment(ends_badly)
-    assert sentiment("") == 0
+def without_times(found: Any) -> Any:
+    """Results, less how long things took."""
+    if isinstance(found, dict):
+        return {key: without_times(value) for key, value in found.items() if "second" not in key}
+    return found
 
 
-def test_fluency_sees_shuffled_and_repeated_words() -> None:
-    good = "One day, she saw a big dog. The dog was friendly and wanted to play."
-    shuffled = "big dog One was a wanted day saw. friendly she and dog to play The."
-    endless = "She was happy. She was happy. She was happy. She was happy. She was happy."
-    likely, unlikely = log_likelihoods([OPENING] * 2, [good, shuffled])
-    assert likely > quickstart_gold.TYPICAL > unlikely
-    assert repeated(good) == 0
-    assert repeated(endless) > 0.7
-    # VADER finds the repetition happier than a story; gold does not prefer it.
-    plain = "One day, she met a kind boy. They were happy and became friends."
-    assert sentiment(endless) > 0
-    first, second = gold_scores([OPENING] * 2, [plain, endless])
-    assert first > second
+def test_all_settings_of_the_recipe_are_used() -> None:
+    for name in ("quickstart", "quickstart-quick"):
+        recipe = load_recipe(name)
+        assert recipe.train == ["rkl", "semantic"]
+        assert all(unused_settings(recipe.policy(policy)) == [] for policy in recipe.policies)
+        assert "target" not in recipe.sweeps  # which GRPO cannot do
 
 
-def test_responses_without_words_have_a_score() -> None:
-    assert gold_scores([OPENING] * 3, ["", " ", "?"]) == [-2, -2, -2]
-
-
-def test_missing_sentences() -> None:
-    texts = {"": 2, "She ran": 2, "She ran.": 1, "She ran. She": 1, 'She ran. "Oh!"': 0, "... !": 2, "A. B. C.": 0}
-    assert {text: missing(text) for text in texts} == texts
-    assert gold_scores([], []) == []
-
-
-@given(st.text("ab .!?\"'\n", max_size=20))
-def test_whole_sentences_are_counted_as_by_an_expression(text: str) -> None:
-    """Which tries every letter with every end: it is slow where there is no end."""
-    whole = sum(bool(re.search(r"\w.*[.!?][\"']?$", part)) for part in sentences(text))
-    assert missing(text) == max(0, quickstart_gold.SENTENCES - whole)
-
-
-def test_a_response_without_an_end_does_not_take_long() -> None:
-    assert seconds(missing, "a" * SIZE) < LIMIT
-
-
-def test_scores_do_not_depend_on_batch_mates() -> None:
-    texts = ["One day, she ran.", "She saw a very big tree and climbed up to the top of it. It was fun!", ""]
-    together = gold_scores([OPENING] * 3, texts)
-    alone = [gold_scores([OPENING], [text])[0] for text in texts]
-    assert together == pytest.approx(alone, abs=1e-4)
-
-
-def test_the_world_is_made_from_the_seed(tmp_path: Path) -> None:
-    written = []
-    for number, seed in enumerate((0, 0, 1)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        facts = quickstart.prepare(folder, seed=seed, openings=24)
-        written.append((folder / "pairs.jsonl").read_text())
-        rows = [json.loads(line) for line in written[-1].splitlines()]
-        assert facts["pairs"] == len(rows) > 15
-        assert len({row["prompt"] for row in rows}) == len(rows)
-        for row in rows:
-            assert len(sentences(row["prompt"])) == len(sentences(row["demonstrated"])) == 2
-            assert missing(row["demonstrated"]) == 0
-            assert row["chosen"] != row["rejected"]
-        assert (folder / "model" / "model.safetensors").is_file()
-    assert written[0] == written[1] != written[2]
-
-
-def test_labels_follow_gold_as_far_as_they_are_told_to() -> None:
-    import random
-
-    happy, sad = "They laughed and were happy. It was the best day.", "They cried and were sad. It was the worst day."
-    whole = [(OPENING, happy, sad), (OPENING, sad, happy)] * 60
-    rows, facts = quickstart._label(whole, random.Random(0), flips=0.0, temperature=0.01)
-    assert facts["labels_that_agree"] == 1
-    assert all(row["chosen"] == happy for row in rows)
-    _, facts = quickstart._label(whole, random.Random(0), flips=0.1, temperature=0.01)
-    assert 0.85 < facts["labels_that_agree"] < 0.95
-
-
-def test_the_command_runs_everything_and_writes_the_report(tmp_path: Path) -> None:
-    small = (
-        "prepare.options.openings=64", "sft.max_steps=2", "reward.max_steps=2", "ppo.max_steps=2", "ppo.batch_size=8",
-        "ppo.per_device_train_batch_size=8", "evaluation.prompts=6", "evaluation.case_studies=1", "output=run",
-    )  # fmt: skip
-    process = start("quickstart", "--quick", *small, cwd=tmp_path)
+def test_the_command_runs_everything_and_a_second_run_is_the_same(tmp_path: Path) -> None:
+    process = start("quickstart", "--quick", *SMALL, "output=run", cwd=tmp_path)
+    second = start("run", "quickstart-quick", "--policy", "semantic", *SMALL, "output=again", cwd=tmp_path)
     printed, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
-    folder = tmp_path / "run"
+    assert second.wait(timeout=600) == 0
+    folder, again = tmp_path / "run", tmp_path / "again"
     assert f"the report is in {folder / 'report.html'}" in printed
     assert "win rates on held-out prompts, by gold" in printed
     page = (folder / "report.html").read_text(encoding="utf-8")
-    for policy in ("rkl", "sum"):
+    for policy in ("rkl", "semantic"):
         rows = [json.loads(line) for line in (folder / "ppo" / policy / "responses.jsonl").read_text().splitlines()]
-        assert {"gold", "score", "divergences"} <= set(rows[0])
+        assert {*WATCHED, "score", "divergences"} <= set(rows[0])
         assert set(rows[0]["divergences"]) == {"semantic"}
+        assert rows[0]["prompt"] == rows[0]["columns"]["source"] + "\n"
         assert len(rows[0]["response_ids"]) == rows[0]["length"]
-        assert "prompt_ids" not in rows[0]
         (study,) = json.loads((folder / "ppo" / policy / "tokens.json").read_text())["studies"]
         assert study["response"] == rows[0]["response"]
         assert study["gold"] == rows[0]["gold"]
         assert policy in page
-    found = json.loads((folder / "manifest.json").read_text())["stages"]["ppo/rkl"]["results"]
-    assert {"gold", "divergence_semantic", "distinct_2", "self_bleu", "embedding_spread"} <= set(found["after"])
-    assert found["before"]["kl"] == pytest.approx(0, abs=1e-6)
+    found = results(folder)["ppo/rkl"]
+    assert {*WATCHED, "divergence_semantic", "distinct_2", "self_bleu", "embedding_spread"} <= set(found["after"])
+    assert abs(found["before"]["kl"]) < 1e-6
     with open(folder / "win_rates.csv", newline="") as file:
         compared = {(row["by"], row["policy"], row["against"]) for row in csv.DictReader(file)}
-    assert {("gold", "rkl", "SFT"), ("gold", "sum", "SFT"), ("gold", "rkl", "sum")} <= compared
+    assert {("gold", "rkl", "SFT"), ("gold", "semantic", "SFT"), ("gold", "rkl", "semantic")} <= compared
+
+    for stage in ("prepare", "sft", "ppo/semantic"):
+        assert without_times(results(again)[stage]) == without_times(results(folder)[stage])
+    for file_name in (
+        "prepare/pairs.jsonl", "sft/model/model.safetensors", "ppo/semantic/model/model.safetensors",
+        "ppo/semantic/responses.jsonl", "ppo/semantic/tokens.json",
+    ):  # fmt: skip
+        assert (again / file_name).read_bytes() == (folder / file_name).read_bytes(), file_name

@@ -14,7 +14,7 @@ from tests.pipeline.command import start
 from wpr import pico
 from wpr.data.rows import DataError
 from wpr.recipes import rewrite
-from wpr.recipes.quickstart_gold import load_pico
+from wpr.recipes.stories_gold import load_pico
 from wpr.runs.finished_run import FinishedRun
 
 STORY = [

@@ -66,7 +66,7 @@ def run(
 
         wpr run my-recipe.yaml --policy rkl --policy sum ppo.beta=0.02
 
-        wpr run quickstart trainer=grpo output=runs/grpo
+        wpr run stories trainer=grpo output=runs/grpo
 
         accelerate launch -m wpr run tldr-gemma-2b
     """
@@ -76,9 +76,10 @@ def run(
 def quickstart(
     overrides: Overrides = None, quick: Quick = False, dry_run: DryRun = False, on_change: OnChange = "refuse"
 ) -> None:
-    """Align a small story model under KL and under its sum with transport, and write a page that shows it.
+    """Align a small model under KL and under transport, at the same reward, and write a page that shows it.
 
-    Minutes on a laptop's CPU, nothing to download. It is the recipe [bold]quickstart[/bold] (with --quick,
+    Minutes on a laptop's CPU, nothing to download: sentences are rewritten without some common words, and the page
+    says how much of the meaning is left. It is the recipe [bold]quickstart[/bold] (with --quick,
     [bold]quickstart-quick[/bold]) followed by [bold]wpr report[/bold].
 
     [bold]Examples[/bold]: wpr quickstart   |   wpr quickstart --quick   |   wpr quickstart seed=1 output=runs/seed-1

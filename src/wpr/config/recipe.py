@@ -291,10 +291,10 @@ def typed_recipe(values: Mapping[str, Any], where: Where, check_policies: bool) 
         if values.get(name) is None:
             raise RecipeError(f"{where('')}: {name} is missing; every recipe needs one")
     for section in ("sweeps", "policies"):
-        values[section] = {} if values.get(section) is None else values[section]
-    if isinstance(values["policies"], Mapping):
-        # A policy that is null was taken out by a recipe that builds on another one.
-        values["policies"] = {name: own for name, own in values["policies"].items() if own is not None}
+        found = values.get(section)
+        # What is null was taken out by a recipe that builds on another one.
+        kept = {name: own for name, own in found.items() if own is not None} if isinstance(found, Mapping) else found
+        values[section] = {} if kept is None else kept
     values["scorer"] = _with_kind(values.get("scorer"))
     for section in STAGES:
         values[section] = _stage(section, values.get(section), where)

@@ -25,8 +25,8 @@ from torch import Tensor
 from wpr.data import DataSettings, load_corpus
 from wpr.data.rows import DataError
 from wpr.language_models import hidden_states, logits_of, pad
-from wpr.recipes.quickstart import sample
-from wpr.recipes.quickstart_gold import ENDING, load_pico, sentences
+from wpr.recipes.stories import sample
+from wpr.recipes.stories_gold import ENDING, load_pico, sentences
 from wpr.transport.progress import progress_bar
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quickstart_seeds as seeds
+from benchmarks import seeds
 
 MATCHED = seeds.matched_names(seeds.COLUMNS)
 

@@ -1,7 +1,7 @@
-"""The quickstart's world: story openings, continuations that wpr-pico writes, and preferences for those that end well.
+"""The world of the stories: openings, continuations that wpr-pico writes, and preferences for those that end well.
 
 An opening is the first two sentences of a story, a continuation the next two. Of two continuations of an opening, the
-better one by the gold score of `quickstart_gold` tends to be preferred: with probability sigmoid(difference /
+better one by the gold score of `stories_gold` tends to be preferred: with probability sigmoid(difference /
 ``temperature``), and a share ``flips`` of the labels is turned round. In a share ``broken`` of the pairs one
 continuation is cut off, so that the reward model learns what is wrong with that. Everything is drawn from the seed.
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wpr.recipes.quickstart_gold import ENDING, SENTENCES, gold_scores, load_pico, require_vader, sentences
+from wpr.recipes.stories_gold import ENDING, SENTENCES, gold_scores, load_pico, require_vader, sentences
 from wpr.transport.progress import progress_bar
 
 OPENING_SENTENCES, RESPONSE_SENTENCES = 2, SENTENCES

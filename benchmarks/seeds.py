@@ -1,7 +1,7 @@
-"""The quickstart over seeds and betas: what does each regularizer keep at the same reward?
+"""The stories over seeds and betas: what does each regularizer keep at the same reward?
 
-    python -m benchmarks.quickstart_seeds run OUT --seeds 5      every policy of the recipe's sweeps, on every seed
-    python -m benchmarks.quickstart_seeds table OUT              the tables of docs/results.md
+    python -m benchmarks.seeds run OUT --seeds 5      every policy of the recipe's sweeps, on every seed
+    python -m benchmarks.seeds table OUT              the tables of docs/results.md
 
 The same with `--recipe benchmarks/grpo_forms.yaml`, where policies differ in how KL gets into GRPO's gradient; and
 `--compare exact-reward:k1-reward` for other pairs in the table. `benchmarks/rewriting.py` is the same on another task.
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--recipe", default="quickstart", help="a name or a file; it must have the quickstart's task")
+    parser.add_argument("--recipe", default="stories", help="a name or a file; it must have the stories' task")
     parser.add_argument("--policies", nargs="+", default=[], help="of the recipe's sweeps; all by default")
     parser.add_argument("--compare", nargs="+", default=["sum:rkl", "sum:hellinger", "semantic:rkl", "hellinger:rkl"],
                         help="pairs of policies for the table, OURS:THEIRS")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The quickstart's gold score: what the made-up people of its world really want. No model is trained on it.
+"""The gold score of the stories: what the made-up people of its world really want. No model is trained on it.
 
     gold = sentiment + fluency - missing / 2
     sentiment = mean of VADER's compound score of the whole response and of its last sentence, from -1 to 1
@@ -131,5 +131,5 @@ def require_vader() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
-        raise ImportError("the quickstart needs VADER; install it with `pip install 'wpr[quickstart]'`") from None
+        raise ImportError("the recipe stories needs VADER; install it with `pip install 'wpr[quickstart]'`") from None
     return SentimentIntensityAnalyzer()
