@@ -3,8 +3,8 @@
     wpr quickstart
     python scripts/report_figure.py runs/quickstart/report.html docs/figures/report.png
 
-The curves of score, gold score and KL, and below them the token view as the page opens it. Needs Chromium and the
-package `playwright`.
+How much of the meaning is left and sentences side by side, and below them the token view as the page opens it. Needs
+Chromium and the package `playwright`.
 """
 
 import shutil
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-CURVES = ("score of responses", "gold score of responses", "kl to the reference")
-"""Beginnings of the titles of the charts that are shown, where the page has them."""
+SENTENCES = 2
+"""Held-out sentences that are shown, the first of the page."""
 
-LEAVE = """(titles) => {
+LEAVE = """(sentences) => {
   for (const node of document.querySelectorAll('body > :not(main), main > :not(section)')) node.remove();
-  for (const node of document.querySelectorAll('section')) if (!['training', 'tokens'].includes(node.id)) node.remove();
-  const charts = [...document.querySelectorAll('#training figure')];
-  for (const node of charts)
-    if (!titles.some((title) => node.textContent.trim().toLowerCase().startsWith(title))) node.remove();
-  for (const node of document.querySelectorAll('#training h2, #training .lead, details')) node.remove();
+  for (const node of document.querySelectorAll('section')) if (!['wording', 'tokens'].includes(node.id)) node.remove();
+  const meaning = [...document.querySelectorAll('#wording h3')].find((node) => node.textContent.startsWith('How much'));
+  while (meaning.previousElementSibling) meaning.previousElementSibling.remove();
+  [...document.querySelectorAll('#wording article')].slice(sentences).forEach((node) => node.remove());
+  for (const node of document.querySelectorAll('#wording .note, details')) node.remove();
 }"""
 
 
@@ -34,7 +34,7 @@ def main(page_file, picture, width=1100, height=1480):
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         page.goto(Path(page_file).resolve().as_uri())
         page.wait_for_selector("#tokens .inspector")
-        page.evaluate(LEAVE, list(CURVES))
+        page.evaluate(LEAVE, SENTENCES)
         page.evaluate("window.scrollTo(0, 0)")
         page.screenshot(path=picture)
         browser.close()
