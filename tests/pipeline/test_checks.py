@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,9 +13,11 @@ from tests.pipeline.command import Here
 from tests.pipeline.recipes import write
 from wpr import pico
 from wpr.config.recipe_file import load_recipe
+from wpr.data import Row
 from wpr.errors import RecipeError, UserError
 from wpr.evaluation.encoders import PACKAGES
-from wpr.pipeline.checks import check_monitors, check_scorer, check_stage
+from wpr.pipeline.checks import check_forbidden_words, check_monitors, check_scorer, check_stage
+from wpr.pipeline.recipe_data import RecipeData
 from wpr.runs.folder import RunFolder
 
 RECIPE = """name: small
@@ -98,3 +102,20 @@ def test_the_list_of_words_that_is_at_fault_is_named(tmp_path: Path) -> None:
         lists = text.replace("WORDS", f"words: {words}.txt").replace("PREFERRED", f"preferred: {preferred}.txt")
         with pytest.raises(RecipeError, match=rf"line {line}: scorer.kind=words: bad.txt:1: '\[\]' has no letter"):
             check_scorer(load_recipe(write(lists)))
+
+
+def test_words_that_hardly_occur_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [Row("p", chosen="A small dog barked."), Row("q", chosen="It was small.")]
+    data = cast(RecipeData, SimpleNamespace(corpus=SimpleNamespace(rows=rows)))
+    words = tmp_path / "words.txt"
+    for entries, warned in ((["small", "one", "two"], False), (["small", "one", "two", "three", "four", "five"], True)):
+        words.write_text("\n".join(entries))
+        caplog.clear()
+        check_forbidden_words(load_recipe("tiny", ["reward=null", f"reward.words={words}"]), data)
+        assert ("5 of 6 entries (one, two, three, four, five) do not occur in 2 completions" in caplog.text) is warned
+    words.write_text("one\ntwo\n")
+    recipe = load_recipe("tiny", ["reward=null", f"reward.words={words}"])
+    with pytest.raises(RecipeError, match=r"words.txt: none of its 2 entries \(one, two\) occurs in 2 completions"):
+        check_forbidden_words(recipe, data)
+    rows[:] = [Row("p")]  # nothing says what would be written
+    check_forbidden_words(recipe, data)

@@ -134,6 +134,9 @@ def test_a_word_list(here: Here, tmp_path: Path) -> None:
     words.write_text("привет\n", encoding="utf-8")
     refused = here("run", "tiny", *GRPO_WORDS, "output=run")  # once there is a tokenizer
     assert "words.txt:1: the list seems to be in another language than the model's: 1 of 1" in refused.error
+    words.write_text("quantum\nepistemology\n")
+    refused = here("run", "tiny", *GRPO_WORDS, "output=run")
+    assert "words.txt: none of its 2 entries (quantum, epistemology) occurs in" in refused.error
     assert statuses(tmp_path / "run") == {"prepare": "done"}
     words.write_text(ENTRIES)
     here.succeeds("run", "tiny", *GRPO_WORDS, "output=run")

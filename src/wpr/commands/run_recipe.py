@@ -76,7 +76,7 @@ def run(
 def quickstart(
     overrides: Overrides = None, quick: Quick = False, dry_run: DryRun = False, on_change: OnChange = "refuse"
 ) -> None:
-    """Align a small model under KL and under transport, at the same reward, and write a page that shows it.
+    """Align a small model under KL and under transport, and write a page that shows it.
 
     Minutes on a laptop's CPU, nothing to download: sentences are rewritten without some common words, and the page
     says how much of the meaning is left. It is the recipe [bold]quickstart[/bold] (with --quick,

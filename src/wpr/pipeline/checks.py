@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,16 @@ from wpr.pipeline.stage import device_arguments, has_bf16, process_count
 from wpr.ppo.metrics import is_reserved
 from wpr.regularizers.spec import RegularizerSpec
 from wpr.rewards import RewardError
+from wpr.rewards.words import WordTable, read_entries
 from wpr.runs.folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+TEXTS, SHOWN = 5000, 5
+"""Completions in which forbidden words are looked for, and entries that a message names."""
+
+MOST_UNUSED = 0.8
+"""Share of a list's entries that may never occur without a warning."""
 
 MEASURED = ("distinct_", "self_bleu", "embedding_spread", "pass_at_1")
 """How the names of what is measured of all responses together begin."""
@@ -84,6 +94,33 @@ def check_prompts(name: str, recipe: Recipe, folder: RunFolder, data: RecipeData
             f"{name}: split.ppo={recipe.split.ppo:g} leaves {found} prompts for it, fewer than the {wanted} of one "
             f"rollout; lower ppo.batch_size={size}, raise split.ppo, or use more rows (data.source)"
         )
+
+
+def check_forbidden_words(recipe: Recipe, data: RecipeData) -> None:
+    """Refuse a list of forbidden words none of which occurs in the data's completions: every response would have the
+    same reward. Warn of one that hardly does.
+    """
+    if recipe.scorer.words is None:
+        return
+    check_scorer(recipe)  # of a model that the prepare stage made, the tokenizer is known by now
+    table = WordTable(read_entries(recipe.scorer.words))
+    texts = [row.chosen for row in data.corpus.rows if row.chosen][:TEXTS]
+    if not texts:
+        return  # prompts alone do not tell what the model writes
+    found = {entry for text in texts for entry, _, _ in table.find(text)}
+    unused = [entry.text for entry in table.entries if entry not in found]
+    named = ", ".join(unused[:SHOWN]) + (", ..." if len(unused) > SHOWN else "")
+    where = f"scorer.words={recipe.scorer.words}"
+    if not found and recipe.scorer.preferred is None:
+        raise RecipeError(
+            f"{where}: none of its {len(unused)} entries ({named}) occurs in {len(texts)} completions of the data, so "
+            "that every response would have the same reward; use words of these texts, or other texts (data.source)"
+        )
+    if len(unused) > MOST_UNUSED * len(table.entries):
+        logger.warning(
+            "%s: %d of %d entries (%s) do not occur in %d completions of the data",
+            where, len(unused), len(table.entries), named, len(texts),
+        )  # fmt: skip
 
 
 def check_scorer(recipe: Recipe) -> None:

@@ -210,14 +210,17 @@ class Run:
                     "(--on-change keep)"
                 )
 
-    def _check_prompts(self) -> None:
-        """Refuse, before anything is trained, policies that are still to come and have fewer prompts than a rollout."""
-        from wpr.pipeline.checks import check_prompts
+    def _check_policies(self) -> None:
+        """Refuse, before anything is trained, policies that are still to come and have fewer prompts than a rollout, or
+        a list of words that never occur.
+        """
+        from wpr.pipeline.checks import check_forbidden_words, check_prompts
 
         for stage in self._policies:
             record = self.folder.record(stage.name)
             if record is None or record.status != "done":
                 check_prompts(stage.name, stage.recipe, self.folder, self.data)
+                check_forbidden_words(self._real(stage.recipe), self.data)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -350,7 +353,7 @@ class Run:
 
     def _train(self, stage: PlannedStage, record: StageRecord) -> dict[str, Any]:
         if stage.name != "prepare":
-            self._check_prompts()
+            self._check_policies()
         again = record.status != "running" or bool(record.started)
         self.say(f"{stage.name}: {'going on' if again else 'starting'}")
         record.status, record.error = "running", None
