@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.report.reading import SECTIONS, Page, report, table
 from tests.report.rewriting_run import INSTEAD, SENTENCES, change, pieces, write_rewriting
 from tests.report.run_folder import write_json, write_lines, write_run
 from tests.report.test_broken_runs import ATTACK, junk
-from wpr.report.comparisons import mean_difference
+from wpr.report.comparisons import mean_difference, student
 from wpr.report.wording import token_at
 from wpr.runs.tolerant import Problems, read_run
 
@@ -107,23 +108,87 @@ def test_the_summary_says_it_in_words(rewriting: Path) -> None:
     kept = "Of the sentence's meaning (wordllama) is kept: SFT, before training, 1; rkl 0.925; sum 0.908."
     assert kept in verdict
     assert "loses to the SFT model" not in verdict, "who lost meaning to the SFT model says nothing at another reward"
-    assert "are at the same reward as far as 12 prompts can tell: their mean scores differ by 0.333 (95%" in verdict
+    assert "are at the same reward cannot be told from 12 prompts: their mean scores differ by 0.333 (95%" in verdict
     assert "Score is the word list's score, minus the weights of a response's forbidden words" in page.text
     assert "word list's score over KL" in page.text
     assert "reward model" not in page.text
 
 
+def score(run: Path, policy: str, scores: Sequence[float], **values: Sequence[float]) -> None:
+    """Give a policy's responses these scores, in turn, and these other values."""
+    path = run / "ppo" / policy / "responses.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row |= {name: given[number % len(given)] for name, given in {"score": scores, **values}.items()}
+    write_lines(path, rows)
+
+
 def test_rewards_that_differ_are_not_compared(tmp_path: Path) -> None:
     run = write_rewriting(tmp_path / "run", {"rkl": {}, "sum": INSTEAD["sum"]})
-    page, _ = report(run)
-    assert "sum and rkl are not at the same reward: their mean scores differ by 1" in page.text
-    assert "can be compared" not in page.text
-    change(run / "ppo/rkl/responses.jsonl", score=-1.0)
-    change(run / "ppo/sum/responses.jsonl", score=-1.0)
-    page, _ = report(run)
-    same = "rkl and sum are at the same reward as far as 12 prompts can tell: their mean scores differ by 0 (95% "
-    same += "interval 0 to 0)."
-    assert f"{same} Their meaning can be compared: rkl keeps 0.0917" in page.text
+    text = text_of(section(report(run)[0]))
+    assert "sum and rkl are not at the same reward: their mean scores differ by 1.08 (95%" in text
+    assert "rkl, with the lower reward, may keep more meaning for that reason alone" in text
+    assert "can be compared" not in text
+
+
+def test_the_same_reward_is_more_than_no_difference_seen(tmp_path: Path) -> None:
+    """The SFT model scores -1.167, so that a mean of 0 is a gain of 1.167, of which 15% are 0.175."""
+    run = write_rewriting(tmp_path / "run", sentences=SENTENCES * 4)
+    prompts = len(SENTENCES)
+    for path in run.glob("ppo/*/responses*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(path, [row | {"prompt": f"{row['prompt']}{row['number'] // prompts}"} for row in rows])
+    kept = {"rkl": [0.6, 0.7], "sum": [0.7, 0.9]}
+    for other, said in (
+        (
+            [0.1, -0.1],
+            "rkl and sum are at the same reward: their mean scores differ by 0 (95% interval \u22120.0293 to ",
+        ),
+        ([0.0, 0.1], "sum and rkl are at the same reward: their mean scores differ by 0.05 (95% interval 0.0353 to "),
+        ([3.0, -3.0], "Whether rkl and sum are at the same reward cannot be told from 48 prompts: their mean scores"),
+        ([1.0, 0.5], "sum and rkl are not at the same reward: their mean scores differ by 0.75 (95%"),
+        ([-1.0, -0.5], "rkl and sum are not at the same reward: their mean scores differ by 0.75 (95%"),
+        ([0.0], "rkl and sum are at the same reward: their scores are the same."),
+    ):
+        score(run, "rkl", [0.0], gold=kept["rkl"])
+        score(run, "sum", other, gold=kept["sum"])
+        text = text_of(section(report(run)[0]))
+        assert said in text
+        if "cannot be told" in said:
+            assert "of a gain of 1.17. sum keeps 0.15 (95%" in text
+            assert "more meaning; a difference of reward may account for it." in text
+        elif "are not" not in said:
+            assert "Their meaning can be compared: sum keeps 0.15 (95% interval" in text
+        elif said.startswith("sum"):
+            assert "sum has both, more reward and more meaning: it keeps 0.15 (95%" in text
+        else:
+            assert "sum, with the lower reward, may keep more meaning for that reason alone" in text
+        assert ("which is within 15% of the 1." in text) == ("are at the same reward: their mean" in said)
+
+
+@pytest.mark.parametrize(
+    ("start", "said"), [(None, "what training gained is not known"), (5.0, "gained nothing (\u2212")]
+)
+def test_without_a_gain_no_rewards_are_the_same(tmp_path: Path, start: float | None, said: str) -> None:
+    run = write_rewriting(tmp_path / "run")
+    for path in run.glob("ppo/*/responses-before.jsonl"):
+        change(path, score=start)
+    text = report(run)[0].text
+    assert "Whether sum and rkl are at the same reward cannot be told: their mean scores differ by 0.333" in text
+    assert said in text
+
+
+def test_policies_of_other_starts_are_not_compared(rewriting: Path, tmp_path: Path) -> None:
+    other = write_rewriting(tmp_path / "second")
+    compared = re.findall(r'class="compared">(.*?)</p>', section(report(rewriting, other)[0]))
+    assert [text_of(one).partition(" are ")[0] for one in compared] == [
+        "Whether rewrite: sum and rewrite: rkl", "Whether second: sum and second: rkl",
+    ]  # fmt: skip
+    manifest = json.loads((other / "manifest.json").read_text())
+    for number, name in enumerate(INSTEAD):
+        manifest["stages"][f"ppo/{name}"]["inputs"] = {"needs": {"sft": str(number)}}
+    write_json(other / "manifest.json", manifest)
+    assert "same reward cannot" not in report(other)[0].text
 
 
 def test_the_interval_of_a_difference(tmp_path: Path) -> None:
@@ -140,21 +205,30 @@ def test_the_interval_of_a_difference(tmp_path: Path) -> None:
     error = (sum((one - mean) ** 2 for one in scores) / 11 / 12) ** 0.5
     for one in found.values():
         assert one is not None
-        assert (one.mean, one.low, one.high) == pytest.approx((mean, mean - 1.96 * error, mean + 1.96 * error))
+        reach = 2.20099 * error  # Student's t with 11 degrees of freedom
+        assert (one.mean, one.low, one.high) == pytest.approx((mean, mean - reach, mean + reach), abs=1e-3)
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(9, 2.26216), (19, 2.09302), (99, 1.98422), (10**6, 1.95997)])
+def test_student(freedom: int, value: float) -> None:
+    assert student(freedom) == pytest.approx(value, abs=5e-3)
 
 
 def test_few_prompts_say_nothing_of_rewards(tmp_path: Path) -> None:
     page, _ = report(write_rewriting(tmp_path / "run", sentences=SENTENCES[:5]))
-    assert "are at the same reward is not known: they share fewer than 10 prompts" in page.text
+    assert "are at the same reward cannot be told: they share fewer than 10 prompts" in page.text
 
 
-def test_of_many_policies_the_ends_are_compared(tmp_path: Path) -> None:
-    many = {f"p{number}": INSTEAD["sum"] if number % 2 else {} for number in range(7)}
-    page, _ = report(write_rewriting(tmp_path / "run", many))
-    assert section(page).count("same reward:") == 2, "one sentence, and the rule"
-    assert "Of 7 policies the highest and the lowest score: p1 and p6 are not at the same reward" in page.text
+def test_of_many_policies_the_nearest_are_compared(tmp_path: Path) -> None:
+    run = write_rewriting(tmp_path / "run", {f"p{number}": INSTEAD["sum"] if number else {} for number in range(7)})
+    for number, value in enumerate((-5.0, 0.0, 0.5, 2.0, 2.1, 4.0, 4.3)):
+        score(run, f"p{number}", [value, value + 0.01])
+    page, _ = report(run)
+    compared = [text_of(one) for one in re.findall(r'class="compared">(.*?)</p>', section(page))]
+    assert compared[0] == "Of 7 policies, those nearest in score are compared."
+    assert [re.findall(r"p\d and p\d", one)[0] for one in compared[1:]] == ["p4 and p3", "p6 and p5", "p2 and p1"]
     assert "Of 7 policies, those with the fewest and the most forbidden words are named." in page.text
-    assert "per sentence: SFT, before training, 1; p1 0.0833; p6 1." in page.text
+    assert "per sentence: SFT, before training, 1; p1 0.0833; p0 1." in page.text
 
 
 def test_runs_without_a_list_have_no_such_section(whole: Path) -> None:

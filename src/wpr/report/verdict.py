@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, against_sft
+from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, against_sft, mean
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
+from wpr.report.same_reward import reward_comparisons
 from wpr.report.section import ReportData
-from wpr.report.word_lists import ForbiddenWords, mean
+from wpr.report.word_lists import ForbiddenWords
 from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import mapping
@@ -69,7 +70,7 @@ def _wording(words: ForbiddenWords) -> Iterator[Markup]:
         kept = [join(name, f" {shown(mean(rows, words.meaning))}") for name, rows in models]
         said += [f" Of the sentence's {words.watched[words.meaning][1]} is kept: ", *_listed(kept), "."]
     yield join(*said)
-    yield from words.reward_comparisons()
+    yield from reward_comparisons(policies, words.meaning)
 
 
 def _per_text(words: ForbiddenWords, rows: Sequence[Response]) -> float:

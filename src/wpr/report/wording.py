@@ -9,12 +9,13 @@ from typing import Any
 
 from wpr.findings import Cell
 from wpr.report.charts import looks, policy_name, swatch
-from wpr.report.comparisons import SFT
+from wpr.report.comparisons import SFT, mean
 from wpr.report.markup import Markup, join, paragraph, scrolling, shown, tag
+from wpr.report.same_reward import reward_comparisons
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
 from wpr.report.token_view import studies_on_page
-from wpr.report.word_lists import ForbiddenWords, has_word_list, mean
+from wpr.report.word_lists import ForbiddenWords, has_word_list
 from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import as_text
@@ -188,7 +189,9 @@ def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: Token
 def _meaning(words: ForbiddenWords, table: Table) -> list[Markup]:
     marks = {policy.name: policy_name(policy) for policy in words.policies}
     marks |= {name: swatch(name, "neutral") for row in table.rows if (name := as_text(row[0])) not in marks}
-    compared = [paragraph(sentence, class_="compared") for sentence in words.reward_comparisons()]
+    compared = [
+        paragraph(sentence, class_="compared") for sentence in reward_comparisons(words.policies, words.meaning)
+    ]
     explained = MEANING if words.meaning else ""
     title = "How much of the meaning is left" if words.meaning else "How many forbidden words are left"
     return [tag("h3", title), table.as_html(marks), *compared, paragraph(explained, FAIR, class_="note")]
