@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 KINDS = {"meaning": "meaning", "words-kept": "words kept", "copies": "copies"}
 """Monitors that compare a response with its source, and what tables call them."""
 
+ENCODERS = {"wordllama": "WordLlama", "minilm": "MiniLM"}
+"""Names of encoders as they are written."""
+
 LOST = "its wording is not shown; run the policy's stage again to write the list again"
 
 
@@ -56,6 +59,11 @@ class ForbiddenWords:
         found = Counter({entry.text: 0 for entry in self.table.entries})
         found.update(entry.text for text in texts for entry, _, _ in self.table.find(text))
         return dict(found.most_common())
+
+    @property
+    def at_stake(self) -> bool:
+        """Whether a policy could do anything about a forbidden word: none may stand in the sentences."""
+        return not self.sources or any(self.counts.values())
 
     @property
     def starts(self) -> list[tuple[str, list[Response]]]:
@@ -117,7 +125,7 @@ def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[Forb
             problems.add(path, f"is not a list of words ({error})", LOST)
             continue
         column, watched = _watched(mapping(policy.run.recipe.get("evaluation")))
-        key = (tuple((entry.text, entry.weight) for entry in table.entries), column, tuple(watched.items()))
+        key = (frozenset((entry.text, entry.weight) for entry in table.entries), column, tuple(watched.items()))
         found.setdefault(key, ForbiddenWords(table, column, watched)).policies.append(policy)
     return list(found.values())
 
@@ -137,5 +145,6 @@ def _watched(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, tuple[str, s
         kind, encoder = as_text(own.get("kind")), as_text(own.get("encoder"))
         if kind in KINDS:
             column = column or as_text(own.get("of"))
-            found[name] = (kind, f"{KINDS[kind]} ({encoder})" if encoder else KINDS[kind])
+            by = f" ({ENCODERS.get(encoder, encoder)})" if encoder else ""
+            found[name] = (kind, f"{KINDS[kind]}{by}")
     return column or "source", found
