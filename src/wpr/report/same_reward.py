@@ -13,8 +13,8 @@ PAIRS = 3
 """Pairs of policies whose rewards are compared; of more, the nearest."""
 
 SAME = 0.15
-"""Rewards are the same if they differ by less than this share of what training gained. That is a convention: so small
-a difference of reward can hardly account for a difference of meaning that is worth reporting.
+"""Rewards are the same if they differ by less than this share of what training gained. A convention: meaning that is
+lost in step with the reward gained can differ by about as large a share for that reason alone.
 """
 
 SEEDS = "(Intervals are over sentences; another seed of training may differ by more.)"
@@ -97,7 +97,7 @@ def _at_unknown_reward(ours: Policy, theirs: Policy, meaning: MeanDifference | N
     if meaning is not None and meaning.verdict:
         yield from (" ", *_keeps_more(ours, theirs, meaning), "; a difference of reward may account for it.")
     elif meaning is not None:
-        yield f" No difference of meaning is seen ({_interval(meaning)}); a difference of reward may hide one."
+        yield f" No difference of meaning is seen, {_interval(meaning)}; a difference of reward may hide one."
 
 
 def _keeps_more(ours: Policy, theirs: Policy, meaning: MeanDifference) -> Iterator[str]:

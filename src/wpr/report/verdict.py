@@ -76,7 +76,11 @@ def _wording(words: ForbiddenWords) -> Iterator[Markup]:
         said += [f" {title}: ", *_listed(kept), "."]
         if len(policies) > 1:
             where = tag("a", "Wording", href="#wording")
-            said += [" Whether policies are at the same reward, so that their meaning can be compared: ", where, "."]
+            said += [
+                " Meaning can be compared only at the same reward; whether policies are is told under ",
+                where,
+                ".",
+            ]
     yield join(*said)
 
 

@@ -130,7 +130,7 @@ def _instead(words: ForbiddenWords, links: TokenLinks, heading: Callable[[str], 
     title = "What policies write instead"
     table = tag("table", tag("caption", title), tag("thead", tag("tr", *head)), tag("tbody", *rows))
     rule = (
-        f"The {len(entries)} most frequent forbidden words, and the {INSTEAD} words that most often stand in the place "
+        f"The most frequent forbidden words, up to {WORDS}, and the {INSTEAD} words that most often stand in the place "
         "of each. Sentence and response are aligned word by word; a word counts as rephrased where the passage around "
         "it became longer or shorter, so that which word stands for it is not known. Times is how often it occurs in "
         "the sentences, each counted once; percentages are of the times that a policy had it to rewrite."
@@ -193,7 +193,7 @@ def _examples(words: ForbiddenWords, links: TokenLinks, heading: Callable[[str],
         articles.append(tag("article", *lines, class_="rewrite"))
     if not articles:
         return []
-    rule = f"By rule, not by choice: the first {len(articles)} held-out sentences that have a forbidden word. "
+    rule = f"By rule, not by choice: the first held-out sentences that have a forbidden word, up to {EXAMPLES}. "
     value = f" The number is {words.watched[words.meaning][1]}." if words.meaning else None
     return [heading("Sentence by sentence"), paragraph(rule, _legend(articles), value, class_="note"), *articles]
 
