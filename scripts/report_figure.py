@@ -19,10 +19,12 @@ SENTENCES = 2
 LEAVE = """(sentences) => {
   for (const node of document.querySelectorAll('body > :not(main), main > :not(section)')) node.remove();
   for (const node of document.querySelectorAll('section')) if (!['wording', 'tokens'].includes(node.id)) node.remove();
-  const meaning = [...document.querySelectorAll('#wording h3')].find((node) => node.textContent.startsWith('How much'));
+  const headings = [...document.querySelectorAll('#wording h3, #wording h4')];
+  const meaning = headings.find((node) => node.textContent.startsWith('How much'));
   while (meaning.previousElementSibling) meaning.previousElementSibling.remove();
   [...document.querySelectorAll('#wording article')].slice(sentences).forEach((node) => node.remove());
-  for (const node of document.querySelectorAll('#wording .note, details')) node.remove();
+  headings.filter((node) => node.textContent.startsWith('What policies')).forEach((node) => node.remove());
+  for (const node of document.querySelectorAll('#wording .instead, #wording .note, details')) node.remove();
 }"""
 
 

@@ -97,6 +97,7 @@ def pieces(text: str) -> list[str]:
     return [piece for part in parts for piece in (part[:3], part[3:]) if piece] + ["</s>"]
 
 
-def change(path: Path, **values: Any) -> None:
-    """Give every line of a file of responses these values."""
-    write_lines(path, [json.loads(line) | values for line in path.read_text().splitlines()])
+def change(path: Path, number: int | None = None, **values: Any) -> None:
+    """Give every line of a file of responses, or that of a number, these values."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, [row | values if number in (None, row["number"]) else row for row in rows])

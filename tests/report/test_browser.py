@@ -219,6 +219,14 @@ def test_the_keyboard_alone_reaches_and_opens_a_token(visit: Any, page_file: Pat
     assert focused("node.textContent") == "Close"
 
 
+def test_the_token_view_opens_at_a_replaced_word(visit: Any, tmp_path: Path) -> None:
+    sentences = ["She sang all day.", "The big dog ran home."]
+    write_report([write_rewriting(tmp_path / "rewrite", sentences=sentences)], tmp_path / "report.html")
+    page = visit(tmp_path / "report.html")
+    assert page.locator("#token-view select").input_value() == page.locator("#token-view").get_attribute("data-first")
+    assert page.locator("#token-view .prompt").inner_text() == sentences[1]
+
+
 @pytest.mark.parametrize("shown", ["both", "wpr"])
 def test_a_replaced_word_opens_its_token(visit: Any, rewriting_page: Path, shown: str) -> None:
     page = visit(rewriting_page)

@@ -34,8 +34,8 @@ SFT = "SFT"
 FEWEST = 10
 """Prompts that a difference of means needs: the spread of fewer is too uncertain."""
 
-NORMAL = 1.96
-"""Standard errors to either side that hold 95%."""
+NORMAL = 1.959964
+"""Standard deviations to either side that hold 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def against_sft(policies: Sequence[Policy], measure: str) -> list[PolicyComparis
 
 def against_each_other(policies: Sequence[Policy], measure: str) -> list[PolicyComparison]:
     """Every pair of policies that answered the same prompts, each once."""
-    pairs = ((one, other) for one, other in itertools.combinations(policies, 2) if _same_start(one, other))
+    pairs = ((one, other) for one, other in itertools.combinations(policies, 2) if same_start(one, other))
     found = (_compare(ours, theirs, theirs.responses, measure) for ours, theirs in pairs)
     return [comparison for comparison in found if comparison is not None]
 
 
-def _same_start(one: Policy, other: Policy) -> bool:
+def same_start(one: Policy, other: Policy) -> bool:
     """Whether two policies of a run were made from the same SFT and reward models, as far as the run recorded it: a
     stage that was started again leaves policies of the old one behind.
     """
@@ -119,12 +119,20 @@ class MeanDifference:
         """1 if the interval lies above zero, -1 below it, 0 if it holds zero."""
         return (self.low > 0) - (self.high < 0)
 
+    @property
+    def same(self) -> bool:
+        """Whether no prompt has a difference."""
+        return self.low == self.mean == self.high == 0
+
+    def __neg__(self) -> MeanDifference:
+        return MeanDifference(-self.mean, -self.high, -self.low, self.prompts)
+
 
 def mean_difference(ours: Policy, theirs: Policy, measure: str) -> MeanDifference | None:
     """Of what was measured on the prompts that both answered; None of fewer than `FEWEST` prompts.
 
     With differences d_i in groups g of one prompt text each, N of them in G groups, the standard error is the root of
-    G / (G - 1) * sum_g ( sum_{i in g} (d_i - mean) )^2 / N^2.
+    G / (G - 1) * sum_g ( sum_{i in g} (d_i - mean) )^2 / N^2, and the interval Student's with G - 1 degrees of freedom.
     """
     groups: dict[str, list[float]] = {}
     for own, other in same_prompts(ours.responses, theirs.responses):
@@ -134,10 +142,31 @@ def mean_difference(ours: Policy, theirs: Policy, measure: str) -> MeanDifferenc
     if len(groups) < FEWEST:
         return None
     count = sum(map(len, groups.values()))
-    mean = sum(map(sum, groups.values())) / count
-    squares = sum((sum(part) - len(part) * mean) ** 2 for part in groups.values())
+    centre = sum(map(sum, groups.values())) / count
+    squares = sum((sum(part) - len(part) * centre) ** 2 for part in groups.values())
     error = math.sqrt(squares * len(groups) / (len(groups) - 1)) / count
-    return MeanDifference(mean, mean - NORMAL * error, mean + NORMAL * error, len(groups))
+    reach = student(len(groups) - 1) * error
+    return MeanDifference(centre, centre - reach, centre + reach, len(groups))
+
+
+def student(freedom: int) -> float:
+    """Standard errors to either side that hold 95%, by so many degrees of freedom: the first terms of the expansion of
+    Student's t around the normal distribution, right to 0.01 from 9 on.
+    """
+    z = NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def mean_gain(ours: Policy, theirs: Policy, measure: str) -> float | None:
+    """The mean of two policies less that of the SFT responses, on the prompts that both answered; None if unknown."""
+    gains = []
+    for own, other in ((ours, theirs), (theirs, ours)):
+        rows = [row for row, _ in same_prompts(own.responses, other.responses)]
+        for row, start in same_prompts(rows, own.before or other.before):
+            after, before = row.measured(measure), start.measured(measure)
+            if after is not None and before is not None:
+                gains.append(after - before)
+    return sum(gains) / len(gains) if gains else None
 
 
 def held_out(policy: Policy, moment: str) -> dict[str, float]:
@@ -152,13 +181,18 @@ def held_out(policy: Policy, moment: str) -> dict[str, float]:
     return {name: drawable(value) for name, value in (means(rows) | known).items()}
 
 
+def mean(rows: Sequence[Response], name: str) -> float | None:
+    """Of what was measured."""
+    values = [value for row in rows if (value := row.measured(name)) is not None]
+    return sum(values) / len(values) if values else None
+
+
 def means(rows: Sequence[Response]) -> dict[str, float]:
     """What the responses' own numbers tell."""
     found = {}
     for name in MEASURES:
-        values = [value for row in rows if (value := row.measured(name)) is not None]
-        if values:
-            found[name] = sum(values) / len(values)
+        if (value := mean(rows, name)) is not None:
+            found[name] = value
     sums = [(_sums(row), row.length) for row in rows]
     for name in dict.fromkeys(name for known, _ in sums for name in known):
         measured = [(known[name], length) for known, length in sums if name in known and length]

@@ -68,6 +68,13 @@ class ReportData:
 
         return read_word_lists(self.policies, self.problems)
 
+    @cached_property
+    def studies(self) -> tuple[list[dict[str, Any]], int]:
+        """Studies of the token view, and how many more do not fit on the page."""
+        from wpr.report.token_view import studies_on_page  # as above
+
+        return studies_on_page(self)
+
     def starts(self) -> list[tuple[str, dict[str, float]]]:
         """The SFT model of each run with its means, where any of its policies has them."""
         found = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from wpr.findings import Cell
 from wpr.report.charts import policy_name, swatch
 from wpr.report.comparisons import MEASURES, SCORES, against_sft
-from wpr.report.markup import DASH, duration, join, paragraph, percent, tag
+from wpr.report.markup import DASH, details, duration, join, paragraph, percent, tag
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
 from wpr.report.verdict import sentences
@@ -38,7 +38,7 @@ def summary_section(findings: ReportData) -> Section:
     table = headline(findings)
     marks = {policy.name: policy_name(policy) for policy in findings.policies}
     marks |= {name: swatch(name, "neutral") for name, _ in findings.starts()}
-    runs = run_facts(findings.runs)
+    runs = run_facts(findings)
     body = join(
         tag("div", *(paragraph(sentence) for sentence in said), class_="verdict"),
         table.as_html(marks),
@@ -50,8 +50,7 @@ def summary_section(findings: ReportData) -> Section:
             "distance between their embeddings.",
             class_="note",
         ),
-        tag("h3", "What was run"),
-        runs.as_html(class_="facts-table"),
+        details("What was run", runs.as_html(class_="facts-table")),
     )
     lead = (
         "The result in words, then one row per policy on held-out prompts, beside the SFT model that all started from."
@@ -83,9 +82,11 @@ def headline(findings: ReportData) -> Table:
     )
 
 
-def run_facts(runs: Sequence[RunRecord]) -> Table:
+def run_facts(findings: ReportData) -> Table:
     """What was run: facts down, runs across."""
-    facts = [_facts(run) for run in runs]
+    runs = findings.runs
+    entries = {id(one.run): len(words.table.entries) for words in findings.word_lists for one in words.policies}
+    facts = [_facts(run, entries.get(id(run))) for run in runs]
     names = list(dict.fromkeys(name for found in facts for name in found))
     rows = [[name, *(found.get(name) for found in facts)] for name in names]
     return Table("runs", "What was run", ["run", *(run.name for run in runs)], rows)
@@ -100,7 +101,8 @@ def _chosen(measured: Mapping[str, float], shown: Mapping[str, str]) -> dict[str
     }
 
 
-def _facts(run: RunRecord) -> dict[str, Cell]:
+def _facts(run: RunRecord, entries: int | None) -> dict[str, Cell]:
+    """entries: of its list of forbidden words, if that can be read."""
     recipe, stages = run.recipe, [mapping(record) for record in run.stages.values()]
     model, data = mapping(recipe.get("model")), mapping(recipe.get("data"))
     versions, split = mapping(run.manifest.get("versions")), mapping(mapping(run.manifest.get("data")).get("split"))
@@ -116,7 +118,7 @@ def _facts(run: RunRecord) -> dict[str, Cell]:
         "model": _made(as_text(model.get("name")), prepare),
         "data": _made(as_text(data.get("source")), prepare) + _rows(mapping(run.manifest.get("data"))),
         "prompts": ", ".join(f"{as_text(count)} {name}" for name, count in mapping(split.get("prompts")).items()),
-        "scorer": _scorer(mapping(recipe.get("scorer"))),
+        "scorer": _scorer(mapping(recipe.get("scorer")), entries),
         "seed": as_text(recipe.get("seed", run.manifest.get("seed"))),
         "versions": ", ".join(f"{name} {as_text(versions[name])}" for name in PACKAGES if name in versions),
         "hardware": _hardware(mapping(run.manifest.get("hardware"))),
@@ -130,8 +132,8 @@ def _facts(run: RunRecord) -> dict[str, Cell]:
 
 
 def _made(name: str, prepare: object) -> str:
-    """A model or data source; one that the run made itself is shown as that."""
-    return f"made by {as_text(prepare)}" if name.startswith("{prepare}") and prepare else name
+    """A model or data source; one that the run made itself, as it does where none is named, is shown as that."""
+    return f"made by {as_text(prepare)}" if prepare and (not name or name.startswith("{prepare}")) else name
 
 
 def _rows(data: Mapping[str, Any]) -> str:
@@ -147,10 +149,12 @@ def _score(findings: ReportData) -> str:
     return f"the {title}{rule if title == SCORES['words'] else ''}, as a mean over held-out responses"
 
 
-def _scorer(scorer: Mapping[str, Any]) -> str:
+def _scorer(scorer: Mapping[str, Any], entries: int | None) -> str:
     kind = as_text(scorer.get("kind"))
     settings = ("function", "name", "words", "preferred", "grade", "spelling")
     named = as_text(next((scorer[name] for name in settings if scorer.get(name) is not None), None))
+    if kind == "words" and named.startswith("{prepare}"):
+        named = "the recipe's own list" + (f" ({entries} entries)" if entries else "")
     return f"{kind}: {named}" if kind and named else {"model": "the run's reward model"}.get(kind, kind)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wpr.report.charts import looks
-from wpr.report.markup import join, paragraph, shown, tag
+from wpr.report.markup import Markup, join, paragraph, shown, tag
 from wpr.report.section import ReportData, Section
-from wpr.runs.responses import prompt_text
+from wpr.runs.responses import Response, prompt_text
 from wpr.runs.tolerant import Policy, Problems
 from wpr.runs.values import as_text, finite, mapping
 
@@ -35,7 +35,7 @@ SHOW = "run the policy's stage again to write it again; the rest of the page is 
 
 def token_section(findings: ReportData) -> Section:
     """Studies of all policies, as many as fit."""
-    studies, left_out = studies_on_page(findings)
+    studies, left_out = findings.studies
     lead = (
         "Each token of a response, coloured by its penalty: orange would be discouraged, blue encouraged. Under KL "
         "orange means that the policy prefers the token more than the SFT model does; the Wasserstein penalty looks at "
@@ -52,8 +52,48 @@ def token_section(findings: ReportData) -> Section:
         notes.append(paragraph(text, class_="note"))
     # What stands in the box is replaced by the script.
     waiting = paragraph("The token view is drawn by JavaScript, which is off.", class_="empty")
-    body = join(*notes, tag("div", waiting, id="token-view"))
+    body = join(*notes, tag("div", waiting, id="token-view", data_first=_first(findings)))
     return Section("tokens", "Token view", lead, body, studies=studies)
+
+
+class TokenLinks:
+    """Where words of responses stand in the token view, of responses that it has."""
+
+    def __init__(self, studies: Sequence[Mapping[str, Any]]) -> None:
+        self._studies: dict[tuple[str, float | None], tuple[int, Mapping[str, Any]]] = {}
+        for index, study in enumerate(studies):
+            self._studies.setdefault((study["policy"], study["number"]), (index, study))
+
+    def link(self, policy: Policy, row: Response, start: int, word: Markup) -> Markup:
+        """The word, as a link to the token view if that has the token at this place of the response."""
+        found = self.find(policy, row, start)
+        if found is None:
+            return word
+        study, token = found
+        return tag("a", word, href="#tokens", data_study=study, data_token=token, title="Open in the token view")
+
+    def find(self, policy: Policy, row: Response, start: int) -> tuple[int, int] | None:
+        """The study of a response and the token at this place of it, if the token view has them."""
+        index, study = self._studies.get((policy.name, row.number), (0, {"tokens": ()}))
+        token = token_at([token["text"] for token in study["tokens"]], row.response.strip(), start)
+        return None if token is None else (index, token)
+
+
+def token_at(tokens: Sequence[str], text: str, start: int) -> int | None:
+    """Which token has the character at ``start`` of a text; None where the tokens do not spell the text, or end before.
+
+    They may begin with spaces, and go on after it with a token that ends it.
+    """
+    spelled = "".join(tokens)
+    before = len(spelled) - len(spelled.lstrip())
+    if spelled[before : before + len(text)] != text[: len(spelled) - before]:
+        return None
+    end = -before
+    for number, token in enumerate(tokens):
+        end += len(token)
+        if end > start:
+            return number
+    return None
 
 
 def studies_on_page(findings: ReportData) -> tuple[list[dict[str, Any]], int]:
@@ -72,6 +112,19 @@ def studies_on_page(findings: ReportData) -> tuple[list[dict[str, Any]], int]:
             used += _shorten(study, min(share, BYTES - used) if kept else share)
             kept.append(study)
     return kept, left_out
+
+
+def _first(findings: ReportData) -> int:
+    """The study that is open at first: one with a replaced word, if there is any."""
+    links = TokenLinks(findings.studies[0])
+    found = (
+        links.find(policy, row, outcome.start)
+        for words in findings.word_lists
+        for policy in words.policies
+        for row, outcome in words.outcomes[policy.name]
+        if outcome.what == "replaced"
+    )
+    return min((place[0] for place in found if place is not None), default=0)
 
 
 def _studies_of(policy: Policy, problems: Problems) -> Iterator[dict[str, Any]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, against_sft
+from wpr.report.comparisons import SFT, PolicyComparison, against_each_other, against_sft, mean
 from wpr.report.markup import Content, Markup, join, percent, shown, tag
 from wpr.report.section import ReportData
-from wpr.report.word_lists import ForbiddenWords, mean
+from wpr.report.word_lists import ForbiddenWords
 from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import mapping
@@ -52,24 +52,36 @@ def sentences(findings: ReportData) -> list[Markup]:
 
 
 def _wording(words: ForbiddenWords) -> Iterator[Markup]:
-    """Forbidden words and meaning before and after training, and whether policies are at the same reward."""
+    """Forbidden words and meaning before and after training."""
     policies = [policy for policy in words.policies if policy.responses]
     if not policies:
+        return
+    if not words.at_stake:
+        yield join(
+            "No forbidden word occurs in any held-out sentence, so policies cannot be compared by what they did."
+        )
         return
     if len(policies) > NAMED:
         policies.sort(key=lambda policy: _per_text(words, policy.responses))
         yield join(f"Of {len(policies)} policies, those with the fewest and the most forbidden words are named.")
         policies = [policies[0], policies[-1]]
     start = [row for _, rows in words.starts for row in rows]
-    models = [(join(f"{SFT}, before training,"), start)] if start else []
-    models += [(_name(policy), policy.responses) for policy in policies]
-    counted = [join(name, f" {shown(_per_text(words, rows))}") for name, rows in models]
+    models = [(join(SFT), start, " before training")] if start else []
+    models += [(_name(policy), policy.responses, "") for policy in policies]
+    counted = [join(name, f" {shown(_per_text(words, rows))}{when}") for name, rows, when in models]
     said: list[str] = [f"Forbidden words per {words.unit}: ", *_listed(counted), "."]
     if words.meaning is not None:
-        kept = [join(name, f" {shown(mean(rows, words.meaning))}") for name, rows in models]
-        said += [f" Of the sentence's {words.watched[words.meaning][1]} is kept: ", *_listed(kept), "."]
+        kept = [join(name, f" {shown(mean(rows, words.meaning))}{when}") for name, rows, when in models]
+        title = words.watched[words.meaning][1].replace("meaning", "Meaning kept", 1)
+        said += [f" {title}: ", *_listed(kept), "."]
+        if len(policies) > 1:
+            where = tag("a", "Wording", href="#wording")
+            said += [
+                " Meaning can be compared only at the same reward; whether policies are is told under ",
+                where,
+                ".",
+            ]
     yield join(*said)
-    yield from words.reward_comparisons()
 
 
 def _per_text(words: ForbiddenWords, rows: Sequence[Response]) -> float:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from wpr.report.comparisons import FEWEST, MeanDifference, mean_difference
-from wpr.report.markup import Markup, join, shown, tag
 from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy, Problems
 from wpr.runs.values import as_text, mapping
@@ -22,8 +19,8 @@ if TYPE_CHECKING:
 KINDS = {"meaning": "meaning", "words-kept": "words kept", "copies": "copies"}
 """Monitors that compare a response with its source, and what tables call them."""
 
-PAIRS = 3
-"""Pairs of policies whose rewards are compared one by one; of more policies, the highest and the lowest."""
+ENCODERS = {"wordllama": "WordLlama", "minilm": "MiniLM"}
+"""Names of encoders as they are written."""
 
 LOST = "its wording is not shown; run the policy's stage again to write the list again"
 
@@ -62,6 +59,11 @@ class ForbiddenWords:
         found = Counter({entry.text: 0 for entry in self.table.entries})
         found.update(entry.text for text in texts for entry, _, _ in self.table.find(text))
         return dict(found.most_common())
+
+    @property
+    def at_stake(self) -> bool:
+        """Whether a policy could do anything about a forbidden word: none may stand in the sentences."""
+        return not self.sources or any(self.counts.values())
 
     @property
     def starts(self) -> list[tuple[str, list[Response]]]:
@@ -104,45 +106,6 @@ class ForbiddenWords:
             for policy in self.policies
         }
 
-    def reward_comparisons(self) -> Iterator[Markup]:
-        """Whether policies are at the same reward, so that their meaning can be compared, and what is found then."""
-        known = {policy.name: mean(policy.responses, "score") for policy in self.policies}
-        ranked = [policy for policy in self.policies if known[policy.name] is not None]
-        ranked.sort(key=lambda policy: -(known[policy.name] or 0.0))
-        if len(ranked) < 2:
-            return
-        pairs = list(itertools.combinations(ranked, 2))
-        for ours, theirs in pairs if len(pairs) <= PAIRS else [(ranked[0], ranked[-1])]:
-            more = f"Of {len(ranked)} policies the highest and the lowest score: " if len(pairs) > PAIRS else ""
-            yield join(more, *self._compared(ours, theirs))
-
-    def _compared(self, ours: Policy, theirs: Policy) -> Iterator[str]:
-        names = join(tag("b", ours.name), " and ", tag("b", theirs.name))
-        score = mean_difference(ours, theirs, "score")
-        if score is None:
-            yield from ("Whether ", names, " are at the same reward is not known: ")
-            yield f"they share fewer than {FEWEST} prompts."
-            return
-        if score.verdict:
-            yield from (names, f" are not at the same reward: their mean scores differ by {_interval(score)}. ")
-            yield "The one with the lower reward may keep more meaning for that reason alone, so these numbers do not "
-            yield "say who keeps more at the same reward."
-            return
-        yield from (names, f" are at the same reward as far as {score.prompts} prompts can tell: their mean scores ")
-        yield f"differ by {_interval(score)}."
-        meaning = mean_difference(ours, theirs, self.meaning) if self.meaning else None
-        if meaning is None:
-            return
-        if meaning.verdict == 0:
-            yield f" Their meaning can be compared, and no difference is seen: {_interval(meaning)}."
-            return
-        better = ours
-        if meaning.verdict < 0:
-            better = theirs
-            meaning = replace(meaning, mean=-meaning.mean, low=-meaning.high, high=-meaning.low)
-        yield from (" Their meaning can be compared: ", tag("b", better.name), f" keeps {_interval(meaning)} more. ")
-        yield "(Intervals are over sentences; another seed of training may differ by more.)"
-
 
 def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[ForbiddenWords]:
     """The lists that policies have and that can be read; equal ones once, if the same is watched."""
@@ -162,7 +125,7 @@ def read_word_lists(policies: Sequence[Policy], problems: Problems) -> list[Forb
             problems.add(path, f"is not a list of words ({error})", LOST)
             continue
         column, watched = _watched(mapping(policy.run.recipe.get("evaluation")))
-        key = (tuple((entry.text, entry.weight) for entry in table.entries), column, tuple(watched.items()))
+        key = (frozenset((entry.text, entry.weight) for entry in table.entries), column, tuple(watched.items()))
         found.setdefault(key, ForbiddenWords(table, column, watched)).policies.append(policy)
     return list(found.values())
 
@@ -174,12 +137,6 @@ def has_word_list(policy: Policy) -> bool:
     return named or (policy.folder / "words.txt").exists()
 
 
-def mean(rows: Sequence[Response], name: str) -> float | None:
-    """Of what was measured."""
-    values = [value for row in rows if (value := row.measured(name)) is not None]
-    return sum(values) / len(values) if values else None
-
-
 def _watched(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, tuple[str, str]]]:
     """`ForbiddenWords.column` and `ForbiddenWords.watched`, by the settings of an evaluation."""
     column, found = "", {}
@@ -188,10 +145,6 @@ def _watched(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, tuple[str, s
         kind, encoder = as_text(own.get("kind")), as_text(own.get("encoder"))
         if kind in KINDS:
             column = column or as_text(own.get("of"))
-            found[name] = (kind, f"{KINDS[kind]} ({encoder})" if encoder else KINDS[kind])
+            by = f" ({ENCODERS.get(encoder, encoder)})" if encoder else ""
+            found[name] = (kind, f"{KINDS[kind]}{by}")
     return column or "source", found
-
-
-def _interval(difference: MeanDifference) -> str:
-    ends = f"{shown(difference.low)} to {shown(difference.high)}"
-    return f"{shown(difference.mean)} (95% interval {ends})"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
-from typing import Any
 
 from wpr.findings import Cell
 from wpr.report.charts import looks, policy_name, swatch
-from wpr.report.comparisons import SFT
+from wpr.report.comparisons import SFT, mean
 from wpr.report.markup import Markup, join, paragraph, scrolling, shown, tag
+from wpr.report.same_reward import reward_comparisons
 from wpr.report.section import ReportData, Section
 from wpr.report.tables import Table
-from wpr.report.token_view import studies_on_page
-from wpr.report.word_lists import ForbiddenWords, has_word_list, mean
+from wpr.report.token_view import TokenLinks
+from wpr.report.word_lists import ForbiddenWords, has_word_list
 from wpr.runs.responses import Response
 from wpr.runs.tolerant import Policy
 from wpr.runs.values import as_text
@@ -25,19 +25,20 @@ CHIPS, WORDS, INSTEAD, EXAMPLES = 80, 12, 3, 10
 OTHERWISE = ("rephrased", "left out", "kept")
 """What may become of a word that is not replaced."""
 
-LONGEST = 600
-"""Characters of a sentence or response; the rest is cut off."""
+LONGEST, LONGEST_WORD = 600, 40
+"""Characters of a sentence or response, and of an entry of the list; the rest is cut off."""
 
 SENTENCES = "the sentences themselves"
 FAIR = (
     "Compare meaning only at the same reward: a policy that leaves more forbidden words standing changes less, and "
     "keeps more meaning for that reason alone."
 )
-MEANING = (
-    "Meaning is the cosine of an encoder's vectors of response and sentence, 1 for the same meaning; words kept is the "
-    "share of the sentence's words that are still there, copies the share of responses that are the sentence itself. "
-    "No policy was trained on them. "
-)
+EXPLAINED = {
+    "meaning": "Meaning is the cosine of an encoder's vectors of response and sentence, 1 for the same meaning.",
+    "words-kept": "Words kept is the share of the sentence's words that are still there.",
+    "copies": "Copies is the share of responses that are the sentence itself.",
+}
+UNSEEN = "No policy was trained on these."
 NO_SOURCES = (
     "Responses have no sentence to be compared with, so what stands in a word's place is not known. Where they rewrite "
     "one, keep it with data.columns: {source: COLUMN}."
@@ -49,54 +50,21 @@ def wording_section(findings: ReportData) -> Section | None:
     if not any(has_word_list(policy) for policy in findings.policies):
         return None
     lists, parts, tables = findings.word_lists, [], []
-    links = TokenLinks(studies_on_page(findings)[0])
+    links = TokenLinks(findings.studies[0])
     for number, words in enumerate(lists, 1):
-        if len(lists) > 1:
+        several = len(lists) > 1
+        heading = partial(tag, "h4" if several else "h3")
+        if several:
             parts.append(tag("h3", f"The list of {', '.join(policy.name for policy in words.policies)}"))
-        ending = f"-{number}" if len(lists) > 1 else ""
+        ending = f"-{number}" if several else ""
         table = numbers_table(words, findings, f"wording{ending}")
-        parts += [_chips(words), *_instead(words, links), *_meaning(words, table), *_examples(words, links)]
+        parts += [_chips(words), *_meaning(words, table, heading)]
+        parts += [*_instead(words, links, heading), *_examples(words, links, heading)]
         tables += [table, outcome_table(words, f"replaced_words{ending}")]
-    lead = (
-        "What the reward forbids, what each policy writes in its place, and how much of the meaning is left, on "
-        "held-out prompts."
-    )
+    left = "how much of the meaning is left" if any(words.meaning for words in lists) else "how many are left"
+    lead = f"What the reward forbids, {left}, and what each policy writes in its place, on held-out prompts."
     body = join(*parts) if parts else paragraph("There is no list of forbidden words to read.", class_="empty")
     return Section("wording", "Wording", lead, body, [one for one in tables if one.rows])
-
-
-class TokenLinks:
-    """Where words of responses stand in the token view, of responses that it has."""
-
-    def __init__(self, studies: Sequence[Mapping[str, Any]]) -> None:
-        self._studies: dict[tuple[str, float | None], tuple[int, Mapping[str, Any]]] = {}
-        for index, study in enumerate(studies):
-            self._studies.setdefault((study["policy"], study["number"]), (index, study))
-
-    def link(self, policy: Policy, row: Response, start: int, word: Markup) -> Markup:
-        """The word, as a link to the token view if that has the token at this place of the response."""
-        index, study = self._studies.get((policy.name, row.number), (0, {"tokens": ()}))
-        token = token_at([token["text"] for token in study["tokens"]], row.response.strip(), start)
-        if token is None:
-            return word
-        return tag("a", word, href="#tokens", data_study=index, data_token=token, title="Open in the token view")
-
-
-def token_at(tokens: Sequence[str], text: str, start: int) -> int | None:
-    """Which token has the character at ``start`` of a text; None where the tokens do not spell the text, or end before.
-
-    They may begin with spaces, and go on after it with a token that ends it.
-    """
-    spelled = "".join(tokens)
-    before = len(spelled) - len(spelled.lstrip())
-    if spelled[before : before + len(text)] != text[: len(spelled) - before]:
-        return None
-    end = -before
-    for number, token in enumerate(tokens):
-        end += len(token)
-        if end > start:
-            return number
-    return None
 
 
 def numbers_table(words: ForbiddenWords, findings: ReportData, name: str) -> Table:
@@ -110,7 +78,7 @@ def numbers_table(words: ForbiddenWords, findings: ReportData, name: str) -> Tab
         rows.append([SFT if len(findings.runs) == 1 else f"{run}: {SFT}", *_means(words, before), 0.0])
     for policy in words.policies:
         rows.append([policy.name, *_means(words, policy.responses), findings.after[policy.name].get("kl")])
-    return Table(name, "Forbidden words and meaning", columns, rows)
+    return Table(name, "Forbidden words and meaning" if words.meaning else "Forbidden words", columns, rows)
 
 
 def outcome_table(words: ForbiddenWords, name: str) -> Table:
@@ -128,41 +96,47 @@ def _means(words: ForbiddenWords, rows: Sequence[Response]) -> list[Cell]:
 
 def _chips(words: ForbiddenWords) -> Markup:
     weights = {entry.text: entry.weight for entry in words.table.entries}
-    listed = list(words.counts.items())[:CHIPS]
     chips = []
-    for text, count in listed:
+    for text, count in list(words.counts.items())[:CHIPS]:
         weight = f" (weight {shown(weights[text])})" if weights[text] != 1 else None
-        chips.append(tag("li", text, weight, " ", tag("span", shown(count)), class_=None if count else "unused"))
-    rest = f"; the {CHIPS} most frequent are shown" if len(words.counts) > CHIPS else ""
+        chips.append(tag("li", _cut(text), weight, " ", tag("span", shown(count)), class_=None if count else "unused"))
     where = f"{len(words.sources)} sentences" if words.sources else "the SFT model's responses"
-    counted = f" behind each, how often it stands in {where}, with its regular forms (-s, -ed, -ing){rest}."
+    inflected = any(entry.rule == "inflected" for entry in words.table.entries)
+    forms = ", with its regular forms (-s, -ed, -ing)" if inflected else ""
+    rest = f"; the {CHIPS} most frequent are shown" if len(words.counts) > CHIPS else ""
     number = f"{len(words.counts)} forbidden {'word' if len(words.counts) == 1 else 'words'};"
-    return join(paragraph(tag("b", number), counted), tag("ul", *chips, class_="chips"))
+    said = paragraph(tag("b", number), f" after each, how often it occurs in {where}{forms}{rest}.")
+    return join(said, tag("ul", *chips, class_="chips"))
 
 
-def _instead(words: ForbiddenWords, links: TokenLinks) -> list[Markup]:
+def _cut(text: str) -> str:
+    return f"{text[:LONGEST_WORD]}…" if len(text) > LONGEST_WORD else text
+
+
+def _instead(words: ForbiddenWords, links: TokenLinks, heading: Callable[[str], Markup]) -> list[Markup]:
     """The most frequent words, and by policy what stands there now."""
     if not words.sources:
         return [paragraph(NO_SOURCES, class_="note")]
     entries = [text for text, count in words.counts.items() if count][:WORDS]
     if not entries:
-        return [paragraph("None of the forbidden words stands in the held-out sentences.", class_="empty")]
+        return []
     head = [tag("th", title, scope="col") for title in ("forbidden", "times")]
     head += [tag("th", policy_name(policy), scope="col") for policy in words.policies]
     rows = []
     for text in entries:
         cells = [_instead_cell(words, policy, text, links) for policy in words.policies]
         times = tag("td", shown(words.counts[text]), class_="n")
-        rows.append(tag("tr", tag("th", tag("mark", text), scope="row"), times, *cells))
+        rows.append(tag("tr", tag("th", tag("mark", _cut(text)), scope="row"), times, *cells))
     title = "What policies write instead"
     table = tag("table", tag("caption", title), tag("thead", tag("tr", *head)), tag("tbody", *rows))
     rule = (
-        f"The {len(entries)} most frequent forbidden words, and the {INSTEAD} words that most often stand in the place "
+        f"The most frequent forbidden words, up to {WORDS}, and the {INSTEAD} words that most often stand in the place "
         "of each. Sentence and response are aligned word by word; a word counts as rephrased where the passage around "
-        "it became longer or shorter, so that which word stands for it is not known."
+        "it became longer or shorter, so that which word stands for it is not known. Times is how often it occurs in "
+        "the sentences, each counted once; percentages are of the times that a policy had it to rewrite."
     )
     note = paragraph(rule, " ", _legend(rows), class_="note")
-    return [tag("h3", title), scrolling(title, table, class_="instead"), note]
+    return [heading(title), scrolling(title, table, class_="instead"), note]
 
 
 def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: TokenLinks) -> Markup:
@@ -174,10 +148,10 @@ def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: Token
         word = tag("mark" if words.table.find(instead) else "ins", instead)
         places = [(row, one.start) for row, one in own if one.what == "replaced" and one.instead == instead]
         linked = (links.link(policy, row, start, word) for row, start in places)
-        named.append(tag("span", next((link for link in linked if link != word), word), f" {count}"))
+        named.append(tag("span", next((link for link in linked if link != word), word), f" {count / len(own):.0%}"))
     rest = Counter(outcome.what for _, outcome in own)
     rest["other words"] = replaced.total() - sum(count for _, count in first)
-    others = ", ".join(f"{name} {rest[name]}" for name in ("other words", *OTHERWISE) if rest[name])
+    others = ", ".join(f"{name} {rest[name] / len(own):.0%}" for name in ("other words", *OTHERWISE) if rest[name])
     rows = (
         tag("div", *named, class_="words") if named else None,
         tag("div", others, class_="rest") if others else None,
@@ -185,16 +159,25 @@ def _instead_cell(words: ForbiddenWords, policy: Policy, text: str, links: Token
     return tag("td", *rows)
 
 
-def _meaning(words: ForbiddenWords, table: Table) -> list[Markup]:
+def _meaning(words: ForbiddenWords, table: Table, heading: Callable[[str], Markup]) -> list[Markup]:
     marks = {policy.name: policy_name(policy) for policy in words.policies}
     marks |= {name: swatch(name, "neutral") for row in table.rows if (name := as_text(row[0])) not in marks}
-    compared = [paragraph(sentence, class_="compared") for sentence in words.reward_comparisons()]
-    explained = MEANING if words.meaning else ""
     title = "How much of the meaning is left" if words.meaning else "How many forbidden words are left"
-    return [tag("h3", title), table.as_html(marks), *compared, paragraph(explained, FAIR, class_="note")]
+    shown_table = [heading(title), table.as_html(marks)]
+    if not words.at_stake:
+        none = "No forbidden word occurs in any of the held-out sentences, so there is nothing to compare policies by."
+        return [*shown_table, paragraph(none, class_="empty")]
+    compared = [
+        paragraph(sentence, class_="compared") for sentence in reward_comparisons(words.policies, words.meaning)
+    ]
+    explained = [EXPLAINED[kind] for kind in dict.fromkeys(kind for kind, _ in words.watched.values())]
+    explained += [UNSEEN] if explained else []
+    explained += [FAIR] if words.meaning else []
+    note = [paragraph(" ".join(explained), class_="note")] if explained else []
+    return [*shown_table, *compared, *note]
 
 
-def _examples(words: ForbiddenWords, links: TokenLinks) -> list[Markup]:
+def _examples(words: ForbiddenWords, links: TokenLinks, heading: Callable[[str], Markup]) -> list[Markup]:
     """The first sentences that have a forbidden word, each with what policies made of it."""
     sources = [source for source in words.sources if words.table.find(source)][:EXAMPLES]
     made = {policy.name: {words.source(row): row for row in reversed(policy.responses)} for policy in words.policies}
@@ -210,9 +193,9 @@ def _examples(words: ForbiddenWords, links: TokenLinks) -> list[Markup]:
         articles.append(tag("article", *lines, class_="rewrite"))
     if not articles:
         return []
-    rule = f"By rule, not by choice: the first {len(articles)} held-out sentences that have a forbidden word. "
+    rule = f"By rule, not by choice: the first held-out sentences that have a forbidden word, up to {EXAMPLES}. "
     value = f" The number is {words.watched[words.meaning][1]}." if words.meaning else None
-    return [tag("h3", "Sentence by sentence"), paragraph(rule, _legend(articles), value, class_="note"), *articles]
+    return [heading("Sentence by sentence"), paragraph(rule, _legend(articles), value, class_="note"), *articles]
 
 
 def _line(name: str, looked: str, text: Markup, meaning: float | None = None) -> Markup:

@@ -46,7 +46,7 @@ class TokenView {
       this.body,
       this.inspector,
     );
-    this.open(0);
+    this.open(Number(box.dataset.first || 0));
   }
 
   // Another response; its most telling token, by mass moved or by penalty, is opened at once.
