@@ -24,7 +24,7 @@ grpo-step       420  -m benchmarks.grpo_step --json OUT/grpo-step.json
 losses          120  -m benchmarks.losses
 kernels         180  -m benchmarks.kernels --only micro stages
 grpo-forms      1500 -m benchmarks.seeds run OUT/grpo-forms --recipe benchmarks/grpo_forms.yaml --seeds 5
-grpo-forms-table  60 -m benchmarks.seeds table OUT/grpo-forms --compare exact-reward:k3-loss exact-reward:k1-reward exact-loss:k3-loss
+grpo-forms-table  60 -m benchmarks.seeds table OUT/grpo-forms --compare exact-reward:k3-loss exact-reward:k1-reward exact-loss:k3-loss semantic:exact-loss
 rewriting       1500 -m benchmarks.rewriting run OUT/rewriting --seeds 5
 rewriting-table   60 -m benchmarks.rewriting table OUT/rewriting
 LIST
