@@ -102,7 +102,6 @@ def check_forbidden_words(recipe: Recipe, data: RecipeData) -> None:
     """
     if recipe.scorer.words is None:
         return
-    check_scorer(recipe)  # of a model that the prepare stage made, the tokenizer is known by now
     table = WordTable(read_entries(recipe.scorer.words))
     texts = [row.chosen for row in data.corpus.rows if row.chosen][:TEXTS]
     if not texts:

@@ -149,6 +149,7 @@ class Run:
         self.say = say if is_main_process() else lambda text: None
         self._data: RecipeData | None = None
         self._facts_are_written = False
+        self._checked_scorers: list[ScorerSettings] = []
         self._policies: list[PlannedStage] = []
 
     def execute(self, stages: list[PlannedStage], only: set[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -220,7 +221,9 @@ class Run:
             record = self.folder.record(stage.name)
             if record is None or record.status != "done":
                 check_prompts(stage.name, stage.recipe, self.folder, self.data)
-                check_forbidden_words(self._real(stage.recipe), self.data)
+                if stage.recipe.scorer not in self._checked_scorers:
+                    check_forbidden_words(self._real(stage.recipe), self.data)
+                    self._checked_scorers.append(stage.recipe.scorer)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
