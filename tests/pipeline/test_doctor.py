@@ -21,6 +21,7 @@ from wpr.pipeline.doctor import examine_recipe, free_space, peak_memory, space_n
 from wpr.pipeline.environment import machine
 from wpr.pipeline.estimates import KNOWN, estimate, estimate_generation
 from wpr.pipeline.machine_view import examine, gigabytes, offline
+from wpr.pipeline.plan_view import show_plan
 from wpr.pipeline.run import plan
 
 
@@ -73,6 +74,33 @@ def test_a_model_whose_size_is_not_known() -> None:
     text, found = printed(load_recipe("tiny"))
     assert found == {}
     assert "made by the prepare stage; its size is known once that has run" in text
+    assert "NOT ready" not in text
+
+
+@pytest.mark.parametrize("command", ["doctor", "--dry-run"])
+def test_what_a_run_would_stop_at_is_named_before_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every problem, each once, though two policies have it; a missing package is named with its command."""
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "wordllama" else installed(name, *rest)
+    )
+    words = tmp_path / "words.txt"
+    words.write_text("[]\n")
+    recipe = load_recipe("rewrite", [f"reward.words={words}", f"output={tmp_path / 'run'}"])
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    if command == "doctor":
+        examine_recipe(recipe, console)
+    else:
+        show_plan(recipe, plan(recipe), console)
+    found = [line for line in text.getvalue().splitlines() if line.startswith("NOT ready: ")]
+    assert [stage.name for stage in plan(recipe)][-2:] == ["ppo/rkl", "ppo/sum"]
+    assert len(found) == 2
+    assert "evaluation.gold.encoder=wordllama: the encoder's package wordllama is not installed" in found[0]
+    assert "`pip install wordllama`" in found[0]
+    assert f"{words}:1: '[]' has no letter" in found[1]
     text, found = printed(load_recipe("tiny", ["model.name=nobody/nothing"]))
     assert found == {}
     assert "`hf download nobody/nothing config.json` fetches it" in text

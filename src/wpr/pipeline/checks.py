@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wpr.config.functions import import_function
@@ -171,6 +171,21 @@ def check_monitors(recipe: Recipe) -> None:
             check_model(own.encoder, f"{place}.encoder")
         elif own.model not in (None, "pico"):
             check_model(str(own.model), f"{place}.model")
+
+
+def not_ready(policies: Iterable[Recipe]) -> list[str]:
+    """What would stop policies on this machine before any training, each once: an encoder's package that is not
+    installed, a list of words that is not there or that is no such list. policies: a recipe each.
+    """
+    found: dict[str, None] = {}
+    for recipe in policies:
+        checks = (check_monitors, check_scorer) if recipe.scorer.wording else (check_monitors,)
+        for check in checks:
+            try:
+                check(recipe)
+            except RecipeError as error:
+                found[str(error)] = None
+    return list(found)
 
 
 def check_regularizers(stage: str, recipe: Recipe, tokens: int) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from wpr.config.recipe import Recipe
 from wpr.errors import RecipeError
-from wpr.pipeline.checks import check_regularizers
+from wpr.pipeline.checks import check_regularizers, not_ready
 from wpr.pipeline.environment import machine
 from wpr.pipeline.estimates import (
     GenerationEstimate,
@@ -52,6 +52,9 @@ def examine_recipe(recipe: Recipe, console: Console, stages: list[PlannedStage] 
     size = model_size(recipe.model.name)
     stages = plan(recipe) if stages is None else stages
     here = machine()
+    policies = [stage for stage in stages if stage.name.startswith("ppo/")]
+    for problem in not_ready(stage.recipe for stage in policies):
+        console.print(f"NOT ready: {problem}", soft_wrap=True, markup=False)
     if size is None:
         console.print(f"{recipe.model.name}: {_why_unknown(recipe.model.name)}", soft_wrap=True)
         return {}
@@ -59,7 +62,6 @@ def examine_recipe(recipe: Recipe, console: Console, stages: list[PlannedStage] 
     bf16 = has_bf16() or not here.gpus
     estimates = [estimate(stage, size, bf16) for stage in stages]
     count = max(1, len(here.gpus))
-    policies = [stage for stage in stages if stage.name.startswith("ppo/")]
     device = "cuda" if here.gpus else "cpu"
     drawing, on_gpus = (
         {stage.name: estimate_generation(stage, size, bf16, kind) for stage in policies} for kind in (device, "cuda")

@@ -10,6 +10,7 @@ from rich.table import Table
 from wpr.config.recipe import Recipe
 from wpr.config.yaml_file import to_yaml
 from wpr.pipeline.arguments import make_config, make_trl_config, regularizer_settings, trainer_arguments, trl_arguments
+from wpr.pipeline.checks import not_ready
 from wpr.pipeline.run import PlannedStage
 from wpr.pipeline.stage import has_bf16, process_count
 from wpr.runs.folder import RunFolder
@@ -44,7 +45,7 @@ def _for_checking(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_plan(recipe: Recipe, stages: list[PlannedStage], console: Console) -> None:
-    """Print both."""
+    """Print both, and what this machine lacks for them."""
     print(to_yaml(resolved(recipe, stages)), end="")
     folder = RunFolder(recipe.folder)
     table = Table("stage", "status", "needs", title=f"plan, in {recipe.folder}")
@@ -52,3 +53,5 @@ def show_plan(recipe: Recipe, stages: list[PlannedStage], console: Console) -> N
         record = folder.record(stage.name)
         table.add_row(stage.name, "to do" if record is None else record.status, ", ".join(stage.needs))
     console.print(table)
+    for problem in not_ready(stage.recipe for stage in stages if stage.name.startswith("ppo/")):
+        console.print(f"NOT ready: {problem}", soft_wrap=True, markup=False)
