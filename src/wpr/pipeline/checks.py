@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 from wpr.config.functions import import_function
 from wpr.config.monitors import GOLD, PROMPT
 from wpr.config.recipe import Recipe
-from wpr.errors import OptionError, RecipeError
+from wpr.errors import OptionError, RecipeError, UserError
 from wpr.evaluation.encoders import PACKAGES, package_folder
 from wpr.evaluation.scorers import make_scorer, refuse_other_tokenizer
 from wpr.model_geometry import check_other_embeddings
@@ -122,14 +123,14 @@ def check_forbidden_words(recipe: Recipe, data: RecipeData) -> None:
         )  # fmt: skip
 
 
-def check_scorer(recipe: Recipe) -> None:
-    """Make a scorer that is no model; refuse words that the model's tokenizer cannot spell."""
+def check_scorer(recipe: Recipe, spelling: bool = True) -> None:
+    """Make a scorer that is no model; refuse words that the model's tokenizer cannot spell, if ``spelling``."""
     files = (recipe.scorer.words, recipe.scorer.preferred)
     if any("{prepare}" in (name or "") for name in files):
         return
     try:
         scorer = make_scorer(recipe.scorer, None)
-        if hasattr(scorer, "check_tokenizer") and "{prepare}" not in recipe.model.name:
+        if spelling and hasattr(scorer, "check_tokenizer") and "{prepare}" not in recipe.model.name:
             scorer.check_tokenizer(load_tokenizer(recipe.model.name, recipe.model.revision))
     except (RewardError, TypeError, ValueError) as error:
         rules = {name: str(value) for name, value in recipe.scorer.wording.items() if name != "placement"}
@@ -175,15 +176,18 @@ def check_monitors(recipe: Recipe) -> None:
 
 def not_ready(policies: Iterable[Recipe]) -> list[str]:
     """What would stop policies on this machine before any training, each once: an encoder's package that is not
-    installed, a list of words that is not there or that is no such list. policies: a recipe each.
+    installed, a list of words that is not there or that is no such list. The model need not be here. policies: a
+    recipe each.
     """
     found: dict[str, None] = {}
     for recipe in policies:
-        checks = (check_monitors, check_scorer) if recipe.scorer.wording else (check_monitors,)
+        checks = [check_monitors]
+        if recipe.scorer.wording:
+            checks.append(functools.partial(check_scorer, spelling=False))
         for check in checks:
             try:
                 check(recipe)
-            except RecipeError as error:
+            except UserError as error:
                 found[str(error)] = None
     return list(found)
 
