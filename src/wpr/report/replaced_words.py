@@ -33,7 +33,8 @@ class Outcome:
 class Rewrite:
     """A sentence and its rewritten version.
 
-    new: places of the response's words that the sentence does not have there.
+    kept: places of the sentence's words that stand unchanged in the response. new: places of the response's words that
+    the sentence does not have there.
     """
 
     def __init__(self, source: str, response: str) -> None:
@@ -45,9 +46,12 @@ class Rewrite:
         )
         self._ours, self._theirs = ours, theirs
         self._images: list[range | None] = []
+        self.kept: set[int] = set()
         self.new: set[int] = set()
         for what, first, last, start, end in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-            if what != "equal":
+            if what == "equal":
+                self.kept.update(range(first, last))
+            else:
                 self.new.update(range(start, end))
             self._images += _images(last - first, range(start, end))
 
