@@ -67,7 +67,9 @@ JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.fluency")
 EXAMPLES = 10
 
 
-def word_by_word(responses: Iterable[Mapping[str, Any]], forbidden: WordTable, encoder: TextEncoder) -> dict[str, float]:
+def word_by_word(
+    responses: Iterable[Mapping[str, Any]], forbidden: WordTable, encoder: TextEncoder
+) -> dict[str, float]:
     """What stands for forbidden words, and what became of the others; nan where there is none of them."""
     pairs: list[tuple[str, str]] = []
     kept = others = 0
@@ -106,8 +108,8 @@ def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """A policy's responses."""
-    lines = (folder / "responses.jsonl").read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
-    return [json.loads(line) for line in lines]
+    text = (folder / "responses.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n")[:-1]]  # responses may hold other line ends
 
 
 def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:

@@ -10,7 +10,7 @@ A seed is a world of its own: openings, continuations, labels, SFT and reward mo
 every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
 curves of one seed are compared at the same score, linearly interpolated between neighbouring scores, and the
 differences averaged over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself
-(with many cells some do so by chance).
+(with many cells some do so by chance). A policy with one beta is compared with the other's curve at its own score.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,10 @@ COLUMNS = {
 """Results on held-out prompts, and their titles. The gain is over SFT: each reward model has a zero of its own. A run
 that never gets so far counts with one step more than it has.
 """
+
+PLACES = (("low", 0.25), ("middle", 0.5), ("high", 0.75))
+ONE_PLACE = (("its score", 0.5),)
+"""Where in the range of scores that both reach policies are compared."""
 
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Two-sided 95% points of Student's t, by degrees of freedom."""
@@ -170,9 +175,15 @@ def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = 
     )
     for ours, theirs in pairs:
         if {ours, theirs} <= set(policies):
-            for label, quantile in (("low", 0.25), ("middle", 0.5), ("high", 0.75)):
+            for label, quantile in ONE_PLACE if _has_one_beta(found, ours, theirs) else PLACES:
                 matched.add_row(*_matched_row(found, ours, theirs, label, quantile, names))
     console.print(matched)
+
+
+def _has_one_beta(found: Found, *policies: str) -> bool:
+    """Whether any of these policies was trained with one beta alone."""
+    betas = Counter(policy for policy, _ in found)
+    return any(betas[policy] == 1 for policy in policies)
 
 
 def _matched_row(found: Found, ours: str, theirs: str, label: str, quantile: float, names: Sequence[str]) -> list[str]:
@@ -187,17 +198,19 @@ def _matched_row(found: Found, ours: str, theirs: str, label: str, quantile: flo
 def differences(
     found: Found, ours: str, theirs: str, quantile: float, names: Sequence[str]
 ) -> dict[int, tuple[float, dict[str, float]]]:
-    """By seed, a score and the differences there: this far up in the range of scores that both policies reach."""
+    """By seed, a score and the differences there: this far up in the range of scores that both policies reach, which is
+    one score where one of them has one.
+    """
     by_seed = {}
     for seed in sorted({seed for rows in found.values() for seed in rows}):
         curves = [
             _curve([rows[seed] for (policy, _), rows in found.items() if policy == name and seed in rows], names)
             for name in (ours, theirs)
         ]
-        if min(map(len, curves)) < 2:
+        if not all(curves) or max(map(len, curves)) < 2:
             continue
         low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-        if high <= low:
+        if high < low or (high == low and min(map(len, curves)) > 1):
             continue
         score = low + quantile * (high - low)
         at = {name: [_interpolated([(x, row[name]) for x, row in curve], score) for curve in curves] for name in names}
@@ -217,7 +230,7 @@ def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> list[tuple[flo
 
 
 def _interpolated(points: list[tuple[float, float]], at: float) -> float:
-    for (left, low), (right, high) in itertools.pairwise(points):
+    for (left, low), (right, high) in itertools.pairwise(points if len(points) > 1 else points * 2):
         if left <= at <= right:
             return low if right == left else low + (high - low) * (at - left) / (right - left)
     raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from rich.console import Console
 
 from benchmarks import rewriting, seeds
 from wpr.config.recipe_file import load_recipe
+from wpr.evaluation.encoders import load_encoder
+from wpr.rewards.words import WordTable, read_entries
 
 
 @pytest.fixture
@@ -56,13 +59,42 @@ def test_the_tables_are_printed(out: Path, capsys: pytest.CaptureFixture[str]) -
     assert "semantic - rkl" in printed
 
 
-@pytest.mark.parametrize("name", ["rewriting.yaml", "rewriting_cpu.yaml"])
+def test_words_are_told_apart_by_what_became_of_them() -> None:
+    """A better word, the same other words; then the same word, and fewer other words."""
+    forbidden, encoder = WordTable(read_entries(["good"])), load_encoder("wordllama")
+
+    def found(response: str) -> tuple[float, float]:
+        rows = [{"response": response, "columns": {"source": "This is a good idea, I think."}}]
+        values = rewriting.word_by_word(rows, forbidden, encoder)
+        return values["after.one_word"], values["after.others_kept"]
+
+    great, every = found("This is a great idea, I think.")
+    banana, other = found("This is a banana idea, I think.")
+    assert every == other == 1.0
+    assert great > banana
+    assert found("This is a great house, I hope.") == (pytest.approx(great, abs=1e-6), pytest.approx(4 / 6))
+    left_out, every = found("This is a idea, I think.")
+    assert math.isnan(left_out)
+    assert every == 1.0
+
+
+def test_words_are_added_where_a_list_is_known(out: Path) -> None:
+    found = seeds.by_policy(seeds.results(out))
+    (out / "seed-0-rkl/ppo/rkl+beta=0.1/words.txt").write_text("sentence\n")
+    rewriting.add_words(out, found, load_encoder("wordllama"))
+    assert {key for key, rows in found.items() if "after.others_kept" in rows[0]} == {("rkl", 0.1)}
+    assert found["rkl", 0.1][0]["after.others_kept"] == pytest.approx(1.0)  # the number after the word
+
+
+@pytest.mark.parametrize("name", ["rewriting.yaml", "rewriting_cpu.yaml", "rewriting_smollm2_cpu.yaml"])
 def test_the_study_s_recipe_has_a_grid_for_every_policy(name: str) -> None:
     recipe = load_recipe(str(Path(rewriting.RECIPE).with_name(name)))
     swept = {policy for sweep in recipe.sweeps.values() for policy in sweep.policies}
     assert swept == set(recipe.policy_names)
-    pairs = [pair.split(":") for pair in rewriting.PAIRS]
-    assert {policy for pair in pairs for policy in pair} <= swept
+    if name == "rewriting_smollm2_cpu.yaml":
+        assert swept == {"rkl", "semantic", "shuffled", "hellinger"}
+    else:
+        assert {policy for pair in rewriting.PAIRS for policy in pair.split(":")} <= swept
     shuffled, semantic = (recipe.policy(name).regularizer.resolved() for name in ("shuffled", "semantic"))
     assert {key for key in semantic if semantic[key] != shuffled[key]} == {"transform"}
     watched = {f"after.{name}" for name in recipe.evaluation.watched}

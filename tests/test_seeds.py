@@ -39,6 +39,20 @@ def test_differences_by_seed() -> None:
     assert by_seed == {0: (1.0, {"after.gold": 3.0}), 1: (1.0, {"after.gold": 5.0})}
 
 
+def test_one_beta_is_compared_at_its_own_score(capsys: pytest.CaptureFixture[str]) -> None:
+    found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.5], "other": [0.5], "far": [3.0]})
+    by_seed = seeds.differences(found, "semantic", "rkl", 0.75, ["after.gold"])
+    assert by_seed == {0: (0.5, {"after.gold": 3.0}), 1: (0.5, {"after.gold": 5.0})}
+    by_seed = seeds.differences(found, "rkl", "semantic", 0.25, ["after.gold"])
+    assert by_seed == {0: (0.5, {"after.gold": -3.0}), 1: (0.5, {"after.gold": -5.0})}
+    assert not seeds.differences(found, "far", "rkl", 0.5, ["after.gold"])  # beyond the other's curve
+    assert not seeds.differences(found, "semantic", "other", 0.5, ["after.gold"])  # two points are no curve
+    seeds.table(found, [("semantic", "rkl")])
+    printed = capsys.readouterr().out
+    assert printed.count("semantic - rkl") == 1
+    assert "its score" in printed
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.0, 2.0]})
     for by_seed in found.values():
