@@ -17,10 +17,10 @@ WordLlama (`pip install wordllama`), fluency by SmolLM2 (`make smollm2`). `--rec
 real text. Examples are the first ten held-out sentences of the first seed, by the beta of each policy whose score is
 nearest to one that all of them reach.
 
-A response keeps more of the meaning if a policy changes fewer words, or if it finds better ones. The tables tell these
-apart: `other words kept` is the share of a sentence's words that are not forbidden and stay, and `one word` puts into
-the sentence nothing but what a policy wrote instead of one forbidden word, and asks MiniLM how much of its meaning is
-left (mean over all such words; both texts are aligned word by word, and what was left out or rephrased does not count).
+    python -m benchmarks.rewriting words OUT                    what stands for forbidden words, before the tables
+
+reads responses and asks the policies' models, seconds to a minute each: whether a policy changes fewer words or finds
+better ones (benchmarks/replaced_words.py), by MiniLM.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import seeds
-from wpr.evaluation.encoders import TextEncoder, load_encoder
-from wpr.report.replaced_words import Rewrite
-from wpr.rewards.words import WordTable, find_words, read_entries
+from benchmarks import replaced_words, seeds
+from wpr.evaluation.encoders import load_encoder
+from wpr.rewards.words import WordTable, read_entries
+from wpr.runs.finished_run import FinishedRun
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
 COLUMNS = {
@@ -47,6 +45,8 @@ COLUMNS = {
     "after.gold": "meaning (MiniLM)",
     "after.wordllama": "meaning (WordLlama)",
     "after.one_word": "one word (MiniLM)",
+    "after.expected": "expected word (MiniLM)",
+    "after.forbidden": "forbidden",
     "after.words_kept": "words kept",
     "after.others_kept": "other words kept",
     "after.copies": "copies",
@@ -61,55 +61,41 @@ PAIRS = [
     "semantic:rkl", "semantic:hellinger", "semantic:shuffled", "sum:rkl", "sum:shuffled", "unbalanced:rkl",
     "shuffled:rkl", "hellinger:rkl", "paper:rkl",
 ]  # fmt: skip
-JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.fluency")
+JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.expected", "after.fluency")
 """What is also shown seed by seed."""
 
 EXAMPLES = 10
+WORDS = "replaced-words.json"
 
 
-def word_by_word(
-    responses: Iterable[Mapping[str, Any]], forbidden: WordTable, encoder: TextEncoder
-) -> dict[str, float]:
-    """What stands for forbidden words, and what became of the others; nan where there is none of them."""
-    pairs: list[tuple[str, str]] = []
-    kept = others = 0
-    for row in responses:
-        source = str(row["columns"]["source"])
-        rewrite, entries = Rewrite(source, str(row["response"]).strip()), forbidden.find(source)
-        found = [word.span() for word in find_words(source)]
-        free = set(range(len(found))).difference(*(range(first, last) for _, first, last in entries))
-        others += len(free)
-        kept += len(free & rewrite.kept)
-        for (_, first, last), outcome in zip(entries, rewrite.outcomes(forbidden), strict=False):
-            if outcome.what == "replaced":
-                start, end = found[first][0], found[last - 1][1]
-                pairs.append((source, source[:start] + outcome.instead + source[end:]))
-    meaning = float("nan")
-    if pairs:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        vectors = dict(zip(texts, encoder(texts), strict=True))
-        meaning = statistics.fmean(float(vectors[before] @ vectors[after]) for before, after in pairs)
-    return {"after.one_word": meaning, "after.others_kept": kept / others if others else float("nan")}
+def measure_words(out: Path) -> None:
+    """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet."""
+    vectors = replaced_words.remembered(load_encoder("minilm"))
+    for folder in sorted(out.glob("seed-*-*")):
+        run = FinishedRun(folder)
+        for policy in run.finished:
+            stage = folder / "ppo" / policy
+            if (stage / WORDS).exists():
+                continue
+            forbidden, responses = WordTable(read_entries(stage / "words.txt")), run.responses(policy)
+            values = replaced_words.written_words(responses, forbidden, vectors)
+            values |= replaced_words.expected_words(run.load(policy), run.encoder, responses, forbidden, vectors)
+            (stage / WORDS).write_text(json.dumps(values), encoding="utf-8")
+            print(f"{stage}: {values}", flush=True)
 
 
-def add_words(out: Path, found: seeds.Found, encoder: TextEncoder) -> None:
-    """Put `word_by_word` among the results of each policy whose list of words is there."""
+def add_words(out: Path, found: seeds.Found) -> None:
+    """Put what `measure_words` wrote among the results."""
     for (policy, beta), rows in found.items():
         for seed, values in rows.items():
-            folder = stage_folder(out, seed, policy, beta)
-            if (folder / "words.txt").exists():
-                values |= word_by_word(read_rows(folder), WordTable(read_entries(folder / "words.txt")), encoder)
+            path = stage_folder(out, seed, policy, beta) / WORDS
+            if path.exists():
+                values |= {f"after.{name}": value for name, value in json.loads(path.read_text()).items()}
 
 
 def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:
     """Where the policy's files are."""
     return next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}"))
-
-
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """A policy's responses."""
-    text = (folder / "responses.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n")[:-1]]  # responses may hold other line ends
 
 
 def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
@@ -138,7 +124,9 @@ def examples(out: Path, found: seeds.Found, count: int = EXAMPLES) -> str:
     responses: dict[str, list[dict[str, Any]]] = {}
     for policy, own in sorted(scores.items()):
         beta = min(own, key=lambda value: abs(own[value] - wanted))
-        responses[f"{policy} ({own[beta]:.2f})"] = read_rows(stage_folder(out, seed, policy, beta))[:count]
+        path = stage_folder(out, seed, policy, beta) / "responses.jsonl"
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may hold other line ends
+        responses[f"{policy} ({own[beta]:.2f})"] = [json.loads(line) for line in lines[:count]]
     width = max(map(len, responses), default=0)
     for number, rows in enumerate(zip(*responses.values(), strict=False)):
         source = rows[0].get("columns", {})
@@ -149,7 +137,7 @@ def examples(out: Path, found: seeds.Found, count: int = EXAMPLES) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("action", choices=("run", "words", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
@@ -167,8 +155,11 @@ def main() -> None:
             options.limit,
         )  # fmt: skip
         return
+    if options.action == "words":
+        measure_words(options.out)
+        return
     found = seeds.by_policy(seeds.results(options.out))
-    add_words(options.out, found, load_encoder("minilm"))
+    add_words(options.out, found)
     policies = {policy for policy, _ in found}
     pairs = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in options.compare)]
     pairs = [pair for pair in pairs if policies.issuperset(pair)]

@@ -163,7 +163,7 @@ def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = 
     columns: results and their titles; all but the gain and the length are compared.
     """
     names = matched_names(columns)
-    console = Console(width=200)
+    console = Console(width=max(200, 16 * (len(columns) + 3)))
     means = Table("policy", "beta", "seeds", *columns.values(), title="means over seeds ± standard error")
     for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
         cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in columns]

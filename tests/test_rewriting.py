@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from benchmarks import rewriting, seeds
+from benchmarks import replaced_words, rewriting, seeds
 from wpr.config.recipe_file import load_recipe
+from wpr.data import DataSettings, Encoder
 from wpr.evaluation.encoders import load_encoder
+from wpr.recipes.stories_gold import load_pico
 from wpr.rewards.words import WordTable, read_entries
+from wpr.runs.responses import Response
 
 
 @pytest.fixture
@@ -59,14 +64,22 @@ def test_the_tables_are_printed(out: Path, capsys: pytest.CaptureFixture[str]) -
     assert "semantic - rkl" in printed
 
 
-def test_words_are_told_apart_by_what_became_of_them() -> None:
-    """A better word, the same other words; then the same word, and fewer other words."""
-    forbidden, encoder = WordTable(read_entries(["good"])), load_encoder("wordllama")
+@pytest.fixture(scope="module")
+def vectors() -> replaced_words.Vectors:
+    return replaced_words.remembered(load_encoder("wordllama"))
 
-    def found(response: str) -> tuple[float, float]:
-        rows = [{"response": response, "columns": {"source": "This is a good idea, I think."}}]
-        values = rewriting.word_by_word(rows, forbidden, encoder)
-        return values["after.one_word"], values["after.others_kept"]
+
+def response(text: str, source: str = "This is a good idea, I think.") -> Response:
+    return Response("", f"{source}\n", text, columns={"source": source})
+
+
+def test_words_are_told_apart_by_what_became_of_them(vectors: replaced_words.Vectors) -> None:
+    """A better word, the same other words; then the same word, and fewer other words."""
+    forbidden = WordTable(read_entries(["good"]))
+
+    def found(text: str) -> tuple[float, float]:
+        values = replaced_words.written_words([response(text)], forbidden, vectors)
+        return values["one_word"], values["others_kept"]
 
     great, every = found("This is a great idea, I think.")
     banana, other = found("This is a banana idea, I think.")
@@ -78,12 +91,51 @@ def test_words_are_told_apart_by_what_became_of_them() -> None:
     assert every == 1.0
 
 
-def test_words_are_added_where_a_list_is_known(out: Path) -> None:
+def test_expected_words_by_hand(vectors: replaced_words.Vectors) -> None:
+    """Of wpr-pico, at one place, against the probabilities of its own forward pass, word by word."""
+    model, tokenizer = load_pico()
+    encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
+    source, forbidden = "The dog had a good day.", WordTable(read_entries(["good", "big"]))
+    values = replaced_words.expected_words(model, encoder, [response("", source)], forbidden, vectors)
+    before = tokenizer(f"{source}\n", add_special_tokens=False)["input_ids"]
+    before += tokenizer("The dog had a", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*encoder.opening, *before]])).logits[0, -1]
+    shares = logits.softmax(-1)
+    words = {token: tokenizer.decode([*before, token])[len(tokenizer.decode(before)) :] for token in range(len(shares))}
+    barred = [token for token, word in words.items() if word in (" good", " big", " bigs", " goods")]
+    assert values["forbidden"] == pytest.approx(float(shares[barred].sum()), rel=1e-4)
+    free = [token for token, word in words.items() if re.fullmatch(" [A-Za-z]+", word) and token not in barred]
+    best = sorted(free, key=lambda token: -float(shares[token]))[: replaced_words.LIKELIEST]
+    original, *others = vectors([source, *(source.replace(" good", words[token]) for token in best)])
+    weighted = sum(float(shares[token]) * float(other @ original) for token, other in zip(best, others, strict=True))
+    assert values["expected"] == pytest.approx(weighted / float(shares[best].sum()), rel=1e-4)
+
+
+def test_places_are_those_that_tokens_begin_at() -> None:
+    """Not the first word, which other tokens begin; a word of several tokens, where its first one stands."""
+    _, tokenizer = load_pico()
+    encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
+    rows = [response("", "Good dogs met a hippopotamus."), response("", "They had no more.")]
+    places = replaced_words.find_places(encoder, rows, WordTable(read_entries(["good", "hippopotamus"])))
+    assert [(place.with_word("cat"), tokenizer.decode(place.before[1:])) for place in places] == [
+        ("Good dogs met a cat.", "Good dogs met a hippopotamus.\nGood dogs met a")
+    ]
+
+
+def test_no_place_no_number(vectors: replaced_words.Vectors) -> None:
+    model, tokenizer = load_pico()
+    encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
+    values = replaced_words.expected_words(model, encoder, [response("")], WordTable(read_entries(["sea"])), vectors)
+    assert [math.isnan(value) for value in values.values()] == [True, True]
+
+
+def test_what_was_measured_of_words_is_added(out: Path) -> None:
+    (out / "seed-0-rkl/ppo/rkl+beta=0.1" / rewriting.WORDS).write_text('{"expected": 0.9}')
     found = seeds.by_policy(seeds.results(out))
-    (out / "seed-0-rkl/ppo/rkl+beta=0.1/words.txt").write_text("sentence\n")
-    rewriting.add_words(out, found, load_encoder("wordllama"))
-    assert {key for key, rows in found.items() if "after.others_kept" in rows[0]} == {("rkl", 0.1)}
-    assert found["rkl", 0.1][0]["after.others_kept"] == pytest.approx(1.0)  # the number after the word
+    rewriting.add_words(out, found)
+    assert {key for key, rows in found.items() if "after.expected" in rows[0]} == {("rkl", 0.1)}
+    assert found["rkl", 0.1][0]["after.expected"] == 0.9
 
 
 @pytest.mark.parametrize("name", ["rewriting.yaml", "rewriting_cpu.yaml", "rewriting_smollm2_cpu.yaml"])
