@@ -9,11 +9,12 @@
 # models/minilm (make smollm2 minilm), and TRL for those of GRPO and the studies. HH=FILE is a file of HH-RLHF's dialogues,
 # for the runs of its recipe and the rehearsal.
 set -u
+hh=${HH:+$(realpath -m "$HH")}
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
-# name, limit in seconds, command; OUT stands for the folder, HH for the file, LAUNCH for accelerate's command. Studies
+# name, limit in seconds, command; OUT stands for the folder, HH for the file, LAUNCH for accelerate's module. Studies
 # keep what is finished and go on from there.
 measurements() {
   cat <<'LIST'
@@ -27,11 +28,12 @@ losses          120  -m benchmarks.losses
 kernels         180  -m benchmarks.kernels --only micro stages
 hh-generate     600  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-generate ppo.generation=transformers
 hh-graphs       300  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-graphs ppo.generation=graphs
-hh-fsdp2        420  LAUNCH --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
+hh-fsdp2        420  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
 rehearsal       1500 -m wpr reproduce all --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal
 grpo-forms      1500 -m benchmarks.seeds run OUT/grpo-forms --recipe benchmarks/grpo_forms.yaml --seeds 5
 grpo-forms-table  60 -m benchmarks.seeds table OUT/grpo-forms --compare exact-reward:k3-loss exact-reward:k1-reward exact-loss:k3-loss semantic:exact-loss
 rewriting       1500 -m benchmarks.rewriting run OUT/rewriting --seeds 5
+rewriting-words 600  -m benchmarks.rewriting words OUT/rewriting
 rewriting-table   60 -m benchmarks.rewriting table OUT/rewriting
 LIST
 }
@@ -47,11 +49,22 @@ while read -r name limit command; do
   if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
   file=$out/$name.txt
   if tail -n 1 "$file" 2>/dev/null | grep -q '^exit 0 '; then echo "$name: done before"; continue; fi
-  if [[ $command == *HH* && ! -f ${HH:-} ]]; then echo "$name: left out, HH=${HH:-} is no file"; continue; fi
-  command=${command//OUT/$out} command=${command//HH/${HH:-}} command=${command//LAUNCH/-m accelerate.commands.accelerate_cli launch}
+  read -ra words <<<"$command"
+  if [[ $command == *HH* && ! -f $hh ]]; then
+    echo "$name: left out, HH=$hh is no file; set HH to a .jsonl.gz file of HH-RLHF"
+    continue
+  fi
+  for index in "${!words[@]}"; do
+    case ${words[index]} in
+      LAUNCH) words[index]=accelerate.commands.accelerate_cli ;;
+      HH) words[index]=$hh ;;
+      *=HH) words[index]=${words[index]%HH}$hh ;;
+      OUT/*) words[index]=$out${words[index]#OUT} ;;
+      *=OUT/*) words[index]=${words[index]%%OUT/*}$out/${words[index]#*OUT/} ;;
+    esac
+  done
   start=$SECONDS
-  # shellcheck disable=SC2086 # a command is several words
-  timeout "$limit" "$PYTHON" $command >"$file" 2>&1 </dev/null
+  timeout "$limit" "$PYTHON" "${words[@]}" >"$file" 2>&1 </dev/null
   echo "exit $? after $((SECONDS - start)) s" >>"$file"
   echo "$name: $(tail -n 1 "$file")"
 done < <(measurements)

@@ -5,24 +5,29 @@ Notation for shapes: ``P`` positions, ``V`` vocabulary, ``T`` tokens.
 `written_words` reads responses. A response keeps more of the meaning if a policy changes fewer words, or if it finds
 better ones, and these are told apart:
 
-    others_kept   share of a sentence's words that are not forbidden and stay
-    one_word      the sentence with nothing changed but one forbidden word, in whose place stands what the policy wrote:
-                  how much of its meaning is left, in the mean over all such words (sentence and response are aligned
-                  word by word; words that were left out or rephrased do not count)
+    others_kept   of the words that are not forbidden, the share that stays where it was (sentence and response are
+                  aligned word by word)
+    replaced      of the forbidden words, the share that became others that are not; the rest stayed, were left out,
+                  became other forbidden words, or were rephrased, where it is not known which words stand for them
+    one_word      the sentence with nothing changed but one of these, in whose place stands what the policy wrote: how
+                  much of its meaning is left, in the mean. Policies replace words at places that differ
 
-`expected_words` draws nothing. The policy is given a sentence as it stands, up to a forbidden word, and
+`expected_words` draws nothing, and all policies are compared at the same places. A policy is given a sentence as it
+stands, up to a forbidden word (not the first word, and no phrase), and
 
     forbidden     is the probability that it gives to forbidden words there
-    expected      how much of the meaning is left in the sentence with another word in that place, in the mean over the
-                  `LIKELIEST` single-token words that are not forbidden, weighted by their probabilities
+    later         that of words which the sentence has after the place: the forbidden one is left out
+    covered       that of the `LIKELIEST` other words
+    expected      how much of the meaning is left in the sentence with another word in that place, in the mean over
+                  these, weighted by their probabilities; every place counts alike
 
-so that policies are compared at the same positions, by what each would write there.
+Words here are tokens of letters that follow a space; some are the beginning of a longer word.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +39,7 @@ from wpr.data.rows import Row
 from wpr.language_models import hidden_states, logits_of, pad
 from wpr.recipes.rewrite import WORD_START
 from wpr.report.replaced_words import Rewrite
-from wpr.rewards.words import WordTable, find_words
+from wpr.rewards.words import WordTable, find_words, folded
 from wpr.runs.responses import Response
 
 LIKELIEST = 8
@@ -59,75 +64,90 @@ def remembered(encoder: Callable[[Sequence[str]], Tensor]) -> Vectors:
 
 
 def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: Vectors) -> dict[str, float]:
-    """``one_word`` and ``others_kept`` of responses to sentences, the column ``source``; NaN where there is none."""
+    """``one_word``, ``replaced`` and ``others_kept`` of responses to sentences, the column ``source``. What there is
+    nothing of is left out.
+    """
     originals: list[str] = []
     changed: list[str] = []
-    kept = others = 0
+    kept = others = words = 0
     for row in responses:
         source = str(row.columns["source"])
         rewrite, entries = Rewrite(source, row.response.strip()), forbidden.find(source)
-        free = set(range(len(list(find_words(source))))).difference(*(range(first, last) for _, first, last in entries))
+        found = [word.span() for word in find_words(source)]
+        free = set(range(len(found))).difference(*(range(first, last) for _, first, last in entries))
         others += len(free)
         kept += len(free & rewrite.kept)
-        for (start, end), outcome in zip(_spans(source, forbidden), rewrite.outcomes(forbidden), strict=False):
-            if outcome.what == "replaced":
+        spans = [(found[first][0], found[last - 1][1]) for _, first, last in entries]
+        words += len(spans)
+        # Outcomes end with the words that are aligned.
+        for span, outcome in zip(spans, rewrite.outcomes(forbidden), strict=False):
+            if outcome.what == "replaced" and not forbidden.find(outcome.instead):
                 originals.append(source)
-                changed.append(Place(source, start, end, []).with_word(outcome.instead))
-    return {
-        "one_word": _mean(_similarities(originals, changed, vectors)),
-        "others_kept": kept / others if others else float("nan"),
-    }
+                changed.append(with_word(source, span, outcome.instead))
+    similar = _similarities(originals, changed, vectors)
+    means = {"one_word": similar, "replaced": [len(similar) / words] if words else []}
+    return _means(means | {"others_kept": [kept / others] if others else []})
+
+
+def with_word(source: str, span: tuple[int, int], word: str) -> str:
+    """The sentence with another word from one place to another."""
+    return source[: span[0]] + word + source[span[1] :]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A forbidden word of a sentence, from ``start`` to ``end``. before: tokens of the prompt and up to the word."""
+    """A forbidden word of a sentence. span: where it begins and ends. before: tokens of the prompt and up to the word.
+    later: the words after it, folded.
+    """
 
     source: str
-    start: int
-    end: int
+    span: tuple[int, int]
     before: list[int]
-
-    def with_word(self, word: str) -> str:
-        """The sentence with another word there."""
-        return self.source[: self.start] + word + self.source[self.end :]
+    later: frozenset[str]
 
 
 def find_places(encoder: Encoder, responses: Iterable[Response], forbidden: WordTable) -> list[Place]:
-    """Forbidden words of the sentences that responses are to, but for the first word and those inside of a token."""
-    found = []
+    """Single forbidden words of the sentences that responses are to, after a space that tokens end at."""
+    places = []
     for row in responses:
         source = str(row.columns["source"])
         prompt, (ids,) = encoder.encode(Row(row.prompt if isinstance(row.prompt, str) else tuple(row.prompt)), [source])
-        for start, end in _spans(source, forbidden):
-            count = _tokens_before(encoder.tokenizer, ids[:-1], source, start)
+        words = list(find_words(source))
+        for first in sorted({first for _, first, last in forbidden.find(source) if last == first + 1}):
+            count = _tokens_before(encoder.tokenizer, ids[:-1], source, words[first].start())
             if count is not None:
-                found.append(Place(source, start, end, [*prompt, *ids[:count]]))
-    return sorted(found, key=lambda place: len(place.before))  # alike in length: little padding
+                later = frozenset(folded(word.group()) for word in words[first + 1 :])
+                places.append(Place(source, words[first].span(), [*prompt, *ids[:count]], later))
+    return sorted(places, key=lambda place: len(place.before))  # alike in length: little padding
 
 
 @torch.no_grad()
 def expected_words(
     model: Any, encoder: Encoder, responses: Iterable[Response], forbidden: WordTable, vectors: Vectors
 ) -> dict[str, float]:
-    """``expected`` and ``forbidden`` at the `find_places`; NaN where there is none."""
+    """``forbidden``, ``later``, ``covered`` and ``expected`` at the `find_places`; nothing where there is none."""
     words = _words_of_tokens(encoder.tokenizer, model.get_output_embeddings().weight.shape[0])
+    is_word = torch.tensor([bool(word) for word in words])
     barred = torch.tensor([bool(word) and bool(forbidden.find(word)) for word in words])
-    allowed = torch.tensor([bool(word) for word in words]) & ~barred
-    mass: list[float] = []
-    expected: list[float] = []
+    tokens_of: dict[str, list[int]] = {}
+    for token, word in enumerate(words):
+        tokens_of.setdefault(folded(word), []).append(token)
+    found: dict[str, list[float]] = {"forbidden": [], "later": [], "covered": [], "expected": []}
     places = find_places(encoder, responses, forbidden)
     for start in range(0, len(places), BATCH):
         part = places[start : start + BATCH]
-        probabilities = _next_probabilities(model, [place.before for place in part])
-        mass += (probabilities * barred).sum(-1).tolist()
-        likeliest = (probabilities * allowed).topk(LIKELIEST)
-        shares = likeliest.values / likeliest.values.sum(-1, keepdim=True)
-        for place, tokens, share in zip(part, likeliest.indices.tolist(), shares, strict=True):
-            changed = [place.with_word(words[token]) for token in tokens]
-            similar = _similarities([place.source] * LIKELIEST, changed, vectors)
-            expected.append(float(share @ torch.tensor(similar)))
-    return {"expected": _mean(expected), "forbidden": _mean(mass)}
+        for place, shares in zip(part, _next_probabilities(model, [place.before for place in part]), strict=True):
+            later = [token for word in place.later for token in tokens_of.get(word, []) if not barred[token]]
+            found["forbidden"].append(float(shares[barred].sum()))
+            found["later"].append(float(shares[later].sum()))
+            free = shares * (is_word & ~barred)
+            free[later] = 0.0
+            best = free.topk(LIKELIEST)
+            changed = [with_word(place.source, place.span, words[token]) for token in best.indices.tolist()]
+            similar = torch.tensor(_similarities([place.source] * LIKELIEST, changed, vectors))
+            found["covered"].append(float(best.values.sum()))
+            found["expected"].append(float(best.values @ similar / best.values.sum()))
+    return _means(found)
 
 
 def _words_of_tokens(tokenizer: Any, count: int) -> list[str]:
@@ -143,16 +163,12 @@ def _next_probabilities(model: Any, rows: Sequence[list[int]]) -> Tensor:
     return logits_of(model, states).float().softmax(-1).cpu()
 
 
-def _spans(source: str, forbidden: WordTable) -> list[tuple[int, int]]:
-    """Where forbidden words begin and end in a sentence."""
-    spans = [word.span() for word in find_words(source)]
-    return [(spans[first][0], spans[last - 1][1]) for _, first, last in forbidden.find(source)]
-
-
 def _tokens_before(tokenizer: Any, ids: Sequence[int], source: str, start: int) -> int | None:
-    """How many tokens of a sentence stand before the word at ``start``; None where tokens do not end there, and for the
-    first word, which other tokens begin.
+    """How many tokens of a sentence stand before the word at ``start``. None where tokens do not end there, or no
+    space is before it: the first word, and one after a hyphen, begin with other tokens.
     """
+    if not source[:start].endswith(" "):
+        return None
     for count in range(1, len(ids)):
         text = tokenizer.decode(ids[:count])
         if text.lstrip() == source[:start].rstrip():
@@ -164,5 +180,5 @@ def _similarities(originals: Sequence[str], changed: Sequence[str], vectors: Vec
     return [float(one @ other) for one, other in zip(vectors(originals), vectors(changed), strict=True)]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else float("nan")
+def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: statistics.fmean(every) for name, every in values.items() if every}

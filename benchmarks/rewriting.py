@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import replaced_words, seeds
+from wpr.atomic_io import write_atomically
 from wpr.evaluation.encoders import load_encoder
 from wpr.rewards.words import WordTable, read_entries
 from wpr.runs.finished_run import FinishedRun
@@ -44,11 +46,14 @@ COLUMNS = {
     "gain": "score gain",
     "after.gold": "meaning (MiniLM)",
     "after.wordllama": "meaning (WordLlama)",
-    "after.one_word": "one word (MiniLM)",
-    "after.expected": "expected word (MiniLM)",
-    "after.forbidden": "forbidden",
     "after.words_kept": "words kept",
-    "after.others_kept": "other words kept",
+    "after.others_kept": "others in place",
+    "after.replaced": "replaced",
+    "after.one_word": "meaning, one word",
+    "after.expected": "meaning, expected word",
+    "after.forbidden": "P(forbidden)",
+    "after.later": "P(left out)",
+    "after.covered": "P(covered)",
     "after.copies": "copies",
     "after.fluency": "fluency",
     "after.kl": "KL",
@@ -71,7 +76,7 @@ WORDS = "replaced-words.json"
 def measure_words(out: Path) -> None:
     """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet."""
     vectors = replaced_words.remembered(load_encoder("minilm"))
-    for folder in sorted(out.glob("seed-*-*")):
+    for folder in seeds.folders(out):
         run = FinishedRun(folder)
         for policy in run.finished:
             stage = folder / "ppo" / policy
@@ -80,7 +85,7 @@ def measure_words(out: Path) -> None:
             forbidden, responses = WordTable(read_entries(stage / "words.txt")), run.responses(policy)
             values = replaced_words.written_words(responses, forbidden, vectors)
             values |= replaced_words.expected_words(run.load(policy), run.encoder, responses, forbidden, vectors)
-            (stage / WORDS).write_text(json.dumps(values), encoding="utf-8")
+            write_atomically(stage / WORDS, json.dumps(values))
             print(f"{stage}: {values}", flush=True)
 
 
@@ -101,13 +106,19 @@ def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:
 def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
     """Differences at the middle of the scores that both policies reach, on each seed by itself."""
     numbers = sorted({seed for rows in found.values() for seed in rows})
-    made = Table("compared", "by", *(f"seed {seed}" for seed in numbers), title="the same at the middle, seed by seed")
+    made = Table(
+        "compared",
+        "by",
+        *(f"seed {seed}" for seed in numbers),
+        title="the same at the middle, or at the score of a policy with one beta, seed by seed",
+    )
     for ours, theirs in pairs:
         rows = seeds.differences(found, ours, theirs, 0.5, JUDGES)
         for name in JUDGES:
+            if all(math.isnan(row[name]) for _, row in rows.values()):
+                continue  # not measured
             cells = [f"{rows[seed][1][name]:+.4f}" if seed in rows else "-" for seed in numbers]
-            if rows:
-                made.add_row(f"{ours} - {theirs}", COLUMNS[name], *cells)
+            made.add_row(f"{ours} - {theirs}", COLUMNS[name], *cells)
     return made
 
 

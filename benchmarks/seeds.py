@@ -10,7 +10,9 @@ A seed is a world of its own: openings, continuations, labels, SFT and reward mo
 every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
 curves of one seed are compared at the same score, linearly interpolated between neighbouring scores, and the
 differences averaged over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself
-(with many cells some do so by chance). A policy with one beta is compared with the other's curve at its own score.
+(with many cells some do so by chance). A policy with one beta is compared with the other's curve at its own score; if
+that has two betas, its curve is the parabola through them and the SFT model, since a straight line between two points
+of a bent curve would favour whoever has one point.
 """
 
 from __future__ import annotations
@@ -123,11 +125,14 @@ Found = dict[tuple[str, float], dict[int, dict[str, float]]]
 """Results by policy and beta, and there by seed."""
 
 
+def folders(out: Path) -> list[Path]:
+    """Of each seed and policy that was begun; logs lie beside them."""
+    return [folder for folder in sorted(out.glob("seed-*-*")) if (folder / "manifest.json").exists()]
+
+
 def results(out: Path) -> Iterator[Result]:
     """Results of every policy that is done."""
-    for folder in sorted(out.glob("seed-*-*")):
-        if not (folder / "manifest.json").exists():
-            continue
+    for folder in folders(out):
         manifest = json.loads((folder / "manifest.json").read_text())
         for stage, record in manifest["stages"].items():
             if stage.startswith("ppo/") and record["status"] == "done":
@@ -202,20 +207,34 @@ def differences(
     one score where one of them has one.
     """
     by_seed = {}
+    one_beta = _has_one_beta(found, ours, theirs)
     for seed in sorted({seed for rows in found.values() for seed in rows}):
         curves = [
             _curve([rows[seed] for (policy, _), rows in found.items() if policy == name and seed in rows], names)
             for name in (ours, theirs)
         ]
-        if not all(curves) or max(map(len, curves)) < 2:
+        fewest, most = sorted(map(len, curves))
+        if most < 2 or fewest < (1 if one_beta else 2):
             continue
         low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-        if high < low or (high == low and min(map(len, curves)) > 1):
+        if high < low or (high == low and not one_beta):
             continue
         score = low + quantile * (high - low)
-        at = {name: [_interpolated([(x, row[name]) for x, row in curve], score) for curve in curves] for name in names}
+        if (fewest, most) == (1, 2):
+            start = next(rows[seed] for (policy, _), rows in found.items() if policy in (ours, theirs) and seed in rows)
+            curves = [curve if len(curve) == 1 else [_start(start, names), *curve] for curve in curves]
+        at = {
+            name: [_interpolated([(x, row[name]) for x, row in curve], score, bent=fewest == 1) for curve in curves]
+            for name in names
+        }
         by_seed[seed] = score, {name: first - second for name, (first, second) in at.items()}
     return by_seed
+
+
+def _start(row: dict[str, float], names: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """The SFT model, which a policy of ever larger beta stays at."""
+    before = {name: row.get(name.replace("after.", "before."), math.nan) for name in names}
+    return row["before.score"], before
 
 
 def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> list[tuple[float, dict[str, float]]]:
@@ -229,11 +248,16 @@ def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> list[tuple[flo
     ]
 
 
-def _interpolated(points: list[tuple[float, float]], at: float) -> float:
-    for (left, low), (right, high) in itertools.pairwise(points if len(points) > 1 else points * 2):
-        if left <= at <= right:
-            return low if right == left else low + (high - low) * (at - left) / (right - left)
-    raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")
+def _interpolated(points: list[tuple[float, float]], at: float, bent: bool = False) -> float:
+    """The value at a score, on lines between points in the order of their scores; bent: three points on a parabola."""
+    if not points[0][0] <= at <= points[-1][0]:
+        raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")
+    if len(points) == 1:
+        return points[0][1]
+    if bent and len({x for x, _ in points}) == len(points) == 3:
+        return sum(y * math.prod((at - u) / (x - u) for u, _ in points if u != x) for x, y in points)
+    (left, low), (right, high) = next(pair for pair in itertools.pairwise(points) if at <= pair[1][0])
+    return low if right == left else low + (high - low) * (at - left) / (right - left)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:

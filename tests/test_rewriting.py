@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -79,6 +78,7 @@ def test_words_are_told_apart_by_what_became_of_them(vectors: replaced_words.Vec
 
     def found(text: str) -> tuple[float, float]:
         values = replaced_words.written_words([response(text)], forbidden, vectors)
+        assert values["replaced"] == 1.0
         return values["one_word"], values["others_kept"]
 
     great, every = found("This is a great idea, I think.")
@@ -86,48 +86,70 @@ def test_words_are_told_apart_by_what_became_of_them(vectors: replaced_words.Vec
     assert every == other == 1.0
     assert great > banana
     assert found("This is a great house, I hope.") == (pytest.approx(great, abs=1e-6), pytest.approx(4 / 6))
-    left_out, every = found("This is a idea, I think.")
-    assert math.isnan(left_out)
-    assert every == 1.0
+    # Left out, kept, and another form of it: nothing that may stand there does.
+    for text in ("This is a idea, I think.", "This is a good idea, I think.", "This is a goods idea, I think."):
+        values = replaced_words.written_words([response(text), response(text)], forbidden, vectors)
+        assert values == {"replaced": 0.0, "others_kept": 1.0}
+    rows = [response("This is a great idea, I think."), response("This is a idea, I think.")]
+    assert replaced_words.written_words(rows, forbidden, vectors)["replaced"] == 0.5
 
 
 def test_expected_words_by_hand(vectors: replaced_words.Vectors) -> None:
-    """Of wpr-pico, at one place, against the probabilities of its own forward pass, word by word."""
+    """Of wpr-pico, against the probabilities of its own forward pass, word by word, at places of different length."""
     model, tokenizer = load_pico()
     encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
-    source, forbidden = "The dog had a good day.", WordTable(read_entries(["good", "big"]))
-    values = replaced_words.expected_words(model, encoder, [response("", source)], forbidden, vectors)
-    before = tokenizer(f"{source}\n", add_special_tokens=False)["input_ids"]
-    before += tokenizer("The dog had a", add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*encoder.opening, *before]])).logits[0, -1]
-    shares = logits.softmax(-1)
-    words = {token: tokenizer.decode([*before, token])[len(tokenizer.decode(before)) :] for token in range(len(shares))}
-    barred = [token for token, word in words.items() if word in (" good", " big", " bigs", " goods")]
-    assert values["forbidden"] == pytest.approx(float(shares[barred].sum()), rel=1e-4)
-    free = [token for token, word in words.items() if re.fullmatch(" [A-Za-z]+", word) and token not in barred]
-    best = sorted(free, key=lambda token: -float(shares[token]))[: replaced_words.LIKELIEST]
-    original, *others = vectors([source, *(source.replace(" good", words[token]) for token in best)])
-    weighted = sum(float(shares[token]) * float(other @ original) for token, other in zip(best, others, strict=True))
-    assert values["expected"] == pytest.approx(weighted / float(shares[best].sum()), rel=1e-4)
+    forbidden = WordTable(read_entries(["good", "big"]))
+    sources = {"The dog had a good day.": "The dog had a", "He and the cat saw a big red ball.": "He and the cat saw a"}
+    wanted: dict[str, list[float]] = {"forbidden": [], "later": [], "covered": [], "expected": []}
+    for source, start in sources.items():
+        before = tokenizer(f"{source}\n", add_special_tokens=False)["input_ids"]
+        before += tokenizer(start, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            shares = model(input_ids=torch.tensor([[*encoder.opening, *before]])).logits[0, -1].softmax(-1)
+        length = len(tokenizer.decode(before))
+        words = {token: tokenizer.decode([*before, token])[length:] for token in range(len(shares))}
+        later = [f" {word}" for word in source[len(start) :].rstrip(".").split()[1:]]
+        barred = [token for token, word in words.items() if word.lower() in (" good", " goods", " big", " bigs")]
+        left_out = [token for token, word in words.items() if word.lower() in later]
+        free = [token for token, word in words.items() if re.fullmatch(" [A-Za-z]+", word)]
+        free = [token for token in free if token not in barred and token not in left_out]
+        best = sorted(free, key=lambda token: -float(shares[token]))[: replaced_words.LIKELIEST]
+        place = source[len(start) :].split()[0]
+        original, *others = vectors([source, *(source.replace(f" {place}", words[one]) for one in best)])
+        weighted = sum(float(shares[one]) * float(other @ original) for one, other in zip(best, others, strict=True))
+        wanted["forbidden"].append(float(shares[barred].sum()))
+        wanted["later"].append(float(shares[left_out].sum()))
+        wanted["covered"].append(float(shares[best].sum()))
+        wanted["expected"].append(weighted / float(shares[best].sum()))
+    rows = [response("", source) for source in sources]
+    values = replaced_words.expected_words(model, encoder, rows, forbidden, vectors)
+    assert values == {name: pytest.approx(sum(pair) / 2, rel=1e-4) for name, pair in wanted.items()}
 
 
 def test_places_are_those_that_tokens_begin_at() -> None:
-    """Not the first word, which other tokens begin; a word of several tokens, where its first one stands."""
+    """Single words after a space; a word of several tokens, where its first one stands."""
     _, tokenizer = load_pico()
     encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
-    rows = [response("", "Good dogs met a hippopotamus."), response("", "They had no more.")]
-    places = replaced_words.find_places(encoder, rows, WordTable(read_entries(["good", "hippopotamus"])))
-    assert [(place.with_word("cat"), tokenizer.decode(place.before[1:])) for place in places] == [
-        ("Good dogs met a cat.", "Good dogs met a hippopotamus.\nGood dogs met a")
+    texts = [
+        "Good dogs met a hippopotamus.",
+        "They had no more.",
+        "(Good dogs had a do-good man.",
+        "It is good good luck.",
     ]
+    entries = WordTable(read_entries(["good", "hippopotamus", "good luck"]))
+    places = replaced_words.find_places(encoder, [response("", text) for text in texts], entries)
+    shown = {(replaced_words.with_word(place.source, place.span, "cat"), len(place.later)) for place in places}
+    assert shown == {("Good dogs met a cat.", 0), ("It is cat good luck.", 2), ("It is good cat luck.", 1)}
+    met = next(place for place in places if "dogs" in place.source)
+    assert tokenizer.decode(met.before[1:]) == "Good dogs met a hippopotamus.\nGood dogs met a"
 
 
 def test_no_place_no_number(vectors: replaced_words.Vectors) -> None:
     model, tokenizer = load_pico()
     encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
-    values = replaced_words.expected_words(model, encoder, [response("")], WordTable(read_entries(["sea"])), vectors)
-    assert [math.isnan(value) for value in values.values()] == [True, True]
+    forbidden = WordTable(read_entries(["sea"]))
+    assert not replaced_words.expected_words(model, encoder, [response("")], forbidden, vectors)
+    assert replaced_words.written_words([response("")], forbidden, vectors) == {"others_kept": 0.0}
 
 
 def test_what_was_measured_of_words_is_added(out: Path) -> None:
@@ -136,6 +158,17 @@ def test_what_was_measured_of_words_is_added(out: Path) -> None:
     rewriting.add_words(out, found)
     assert {key for key, rows in found.items() if "after.expected" in rows[0]} == {("rkl", 0.1)}
     assert found["rkl", 0.1][0]["after.expected"] == 0.9
+    console = Console(width=200, record=True)
+    console.print(rewriting.by_seed_table(found, [("semantic", "rkl")]))
+    assert "expected word" not in console.export_text()  # of one policy alone
+
+
+def test_logs_beside_the_folders_are_no_runs(out: Path) -> None:
+    (out / "seed-0-rkl.log").write_text("")
+    (out / "seed-2-rkl").mkdir()
+    assert [folder.name for folder in seeds.folders(out)] == [
+        f"seed-{seed}-{policy}" for seed in (0, 1) for policy in ("rkl", "semantic")
+    ]
 
 
 @pytest.mark.parametrize("name", ["rewriting.yaml", "rewriting_cpu.yaml", "rewriting_smollm2_cpu.yaml"])

@@ -20,7 +20,8 @@ def found_on_lines(scores: dict[str, list[float]]) -> dict[tuple[str, float], di
         for number, score in enumerate(reached):
             for seed in (0, 1):
                 more = (3.0, 5.0)[seed] if policy == "semantic" else 0.0
-                values = dict.fromkeys(MATCHED, 2 * score + more) | {"after.score": score}
+                values = dict.fromkeys(MATCHED, 2 * score + more) | {"after.score": score, "before.score": -1.0}
+                values |= {name.replace("after.", "before."): -2.0 + more for name in MATCHED}  # on the line, too
                 found.setdefault((policy, float(number)), {})[seed] = values
     return found
 
@@ -45,12 +46,24 @@ def test_one_beta_is_compared_at_its_own_score(capsys: pytest.CaptureFixture[str
     assert by_seed == {0: (0.5, {"after.gold": 3.0}), 1: (0.5, {"after.gold": 5.0})}
     by_seed = seeds.differences(found, "rkl", "semantic", 0.25, ["after.gold"])
     assert by_seed == {0: (0.5, {"after.gold": -3.0}), 1: (0.5, {"after.gold": -5.0})}
+    # Both on one bent curve, whose other points are the SFT model's: no difference, where a line would show one.
+    bent = found_on_lines({"rkl": [-0.5, 1.0], "semantic": [0.0]})
+    for rows in bent.values():
+        for row in rows.values():
+            row.update({"after.gold": -(row["after.score"] ** 2), "before.score": -2.0, "before.gold": -4.0})
+    assert seeds.differences(bent, "semantic", "rkl", 0.5, ["after.gold"])[1] == (0.0, {"after.gold": pytest.approx(0)})
     assert not seeds.differences(found, "far", "rkl", 0.5, ["after.gold"])  # beyond the other's curve
     assert not seeds.differences(found, "semantic", "other", 0.5, ["after.gold"])  # two points are no curve
     seeds.table(found, [("semantic", "rkl")])
     printed = capsys.readouterr().out
     assert printed.count("semantic - rkl") == 1
     assert "its score" in printed
+
+
+def test_a_seed_that_lacks_a_beta_is_left_out() -> None:
+    found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.5, 1.5]})
+    del found["semantic", 1.0][1]
+    assert set(seeds.differences(found, "semantic", "rkl", 0.75, ["after.gold"])) == {0}
 
 
 def test_what_was_not_measured_is_left_out() -> None:
