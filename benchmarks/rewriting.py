@@ -20,7 +20,7 @@ nearest to one that all of them reach.
     python -m benchmarks.rewriting words OUT                    what stands for forbidden words, before the tables
 
 reads responses and asks the policies' models, seconds to a minute each: whether a policy changes fewer words or finds
-better ones (benchmarks/replaced_words.py), by MiniLM.
+better ones (benchmarks/replaced_words.py), by MiniLM; models at the words of the first `SENTENCES` sentences.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.expected", "
 """What is also shown seed by seed."""
 
 EXAMPLES = 10
+SENTENCES = 200
+"""At whose forbidden words models are asked for theirs."""
 WORDS = "replaced-words.json"
 
 
@@ -84,7 +86,8 @@ def measure_words(out: Path) -> None:
                 continue
             forbidden, responses = WordTable(read_entries(stage / "words.txt")), run.responses(policy)
             values = replaced_words.written_words(responses, forbidden, vectors)
-            values |= replaced_words.expected_words(run.load(policy), run.encoder, responses, forbidden, vectors)
+            asked = responses[:SENTENCES]
+            values |= replaced_words.expected_words(run.load(policy), run.encoder, asked, forbidden, vectors)
             write_atomically(stage / WORDS, json.dumps(values))
             print(f"{stage}: {values}", flush=True)
 
@@ -115,10 +118,10 @@ def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
     for ours, theirs in pairs:
         rows = seeds.differences(found, ours, theirs, 0.5, JUDGES)
         for name in JUDGES:
-            if all(math.isnan(row[name]) for _, row in rows.values()):
-                continue  # not measured
-            cells = [f"{rows[seed][1][name]:+.4f}" if seed in rows else "-" for seed in numbers]
-            made.add_row(f"{ours} - {theirs}", COLUMNS[name], *cells)
+            known = {seed: row[name] for seed, (_, row) in rows.items() if not math.isnan(row[name])}
+            cells = [f"{known[seed]:+.4f}" if seed in known else "-" for seed in numbers]
+            if known:
+                made.add_row(f"{ours} - {theirs}", COLUMNS[name], *cells)
     return made
 
 
