@@ -27,7 +27,7 @@ from wpr.ppo.generation import Sampling, TransformersGeneration
 from wpr.ppo.graph_generation import GraphGeneration
 from wpr.ppo.rollout import Prompts, Responses
 
-SHAPES = {"64 x 128": (64, 128, (64, 64)), "256 x 256": (256, 256, (64, 64)), "64 x 128, ragged": (64, 128, (8, 384))}
+SHAPES = {"64x128": (64, 128, (64, 64)), "256x256": (256, 256, (64, 64)), "64x128-ragged": (64, 128, (8, 384))}
 """Responses, tokens of each, and the shortest and longest prompt."""
 
 

@@ -19,17 +19,21 @@ export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFF
 measurements() {
   cat <<'LIST'
 tests           420  -m pytest -q tests/ppo/test_graph_generation.py tests/ppo/test_policy_copy.py tests/transport/kernels tests/test_cuda.py
-agreement       300  -m benchmarks.generation --agreement --json OUT/agreement.json
-generation      300  -m benchmarks.generation --compiled --json OUT/generation.json
-autocast        180  -m benchmarks.generation --autocast --json OUT/autocast.json
-ppo-step        240  -m benchmarks.ppo_step --json OUT/ppo-step.json
-grpo-step       420  -m benchmarks.grpo_step --json OUT/grpo-step.json
+agreement       300  -m benchmarks.generation --agreement
+generation      240  -m benchmarks.generation --compiled --shapes 64x128 --json OUT/generation.json
+generation-more 240  -m benchmarks.generation --rounds 2 --shapes 256x256 64x128-ragged --json OUT/generation-more.json
+autocast        180  -m benchmarks.generation --autocast --rounds 2 --shapes 64x128 --json OUT/autocast.json
+ppo-step        240  -m benchmarks.ppo_step --steps 6 --json OUT/ppo-step.json
+grpo-step       420  -m benchmarks.grpo_step --rounds 2 --steps 12 --json OUT/grpo-step.json
 losses          120  -m benchmarks.losses
 kernels         180  -m benchmarks.kernels --only micro stages
-hh-generate     600  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-generate ppo.generation=transformers
-hh-graphs       300  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-graphs ppo.generation=graphs
-hh-fsdp2        420  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
+hh-generate     900  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-generate finished_checkpoints=none ppo.generation=transformers
+hh-graphs       600  -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-graphs finished_checkpoints=none ppo.generation=graphs
+hh-fsdp2        600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
 rehearsal       1500 -m wpr reproduce all --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal
+smollm2         1500 -m benchmarks.rewriting run OUT/smollm2 --recipe benchmarks/rewriting_smollm2.yaml --seeds 3 --workers 12 --set data.source=HH
+smollm2-words   300  -m benchmarks.rewriting words OUT/smollm2
+smollm2-table   60   -m benchmarks.rewriting table OUT/smollm2
 grpo-forms      1500 -m benchmarks.seeds run OUT/grpo-forms --recipe benchmarks/grpo_forms.yaml --seeds 5
 grpo-forms-table  60 -m benchmarks.seeds table OUT/grpo-forms --compare exact-reward:k3-loss exact-reward:k1-reward exact-loss:k3-loss semantic:exact-loss
 rewriting       1500 -m benchmarks.rewriting run OUT/rewriting --seeds 5

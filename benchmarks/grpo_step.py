@@ -4,9 +4,10 @@
 
 Every trainer is made anew in every round, in another order each time, so that whatever slows the machine down for a
 while does so for all; its first step warms up. Completions have a fixed length. Generation is the same code for all
-and most of a step, so that its noise would drown the rest: it is timed in the first steps of every trainer, whose
-completions the others use again. Printed are medians: of generation over all trainers, of the rest of a step by
-trainer; a whole step is their sum. Both are given over TRL's at beta > 0, with the largest peak of memory.
+and most of a step, so that its noise would drown the rest: in the first round every trainer draws once, in its first
+step, and all later steps of all trainers use the first completions again. Printed are medians: of generation over all
+trainers but the first, of the rest of a step by trainer; a whole step is their sum. Both are given over TRL's at
+beta > 0, with the largest peak of memory.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def length_reward(completions: list[str], **columns: Any) -> list[float]:
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds of generation in the first ``draws`` steps, and of what else a step takes in all."""
+    """Seconds of generation, and of what else a step takes.
 
-    def __init__(self, draws: int) -> None:
-        self.draws, self.taken = draws, 0.0
+    drawn: the completions that all steps use; None: those of the first step.
+    """
+
+    def __init__(self, drawn: Any) -> None:
+        self.drawn, self.taken = drawn, 0.0
         self.generation: list[float] = []
         self.rest: list[float] = []
 
@@ -67,24 +71,27 @@ class Clock(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.rest.append(self.now() - self.start - self.taken)
 
-    def watch(self, trainer: Any) -> None:
-        """Time what the trainer generates."""
-        generate, drawn = trainer._generate, None
+    def watch(self, trainer: Any, generate: bool) -> None:
+        """Time what the trainer generates in its first step, if it is to generate at all."""
+        own, left = trainer._generate, generate
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            nonlocal drawn
+            nonlocal left
             start = self.now()
-            if len(self.generation) < self.draws:
-                drawn = generate(*args, **kwargs)
+            if left or self.drawn is None:
+                found, left = own(*args, **kwargs), False
                 self.generation.append(self.now() - start)
+                self.drawn = found if self.drawn is None else self.drawn
             self.taken += self.now() - start
-            return copy.deepcopy(drawn)
+            return copy.deepcopy(self.drawn)
 
         trainer._generate = timed
 
 
-def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> dict[str, list[float]]:
-    """Seconds after the first step, and the peak of memory in GB."""
+def train(
+    kind: dict[str, Any], options: argparse.Namespace, folder: str, generate: bool, drawn: Any
+) -> tuple[dict[str, list[float]], Any]:
+    """Seconds of generation, and of the rest of steps after the first, the peak of memory in GB; and the completions."""
     cuda = torch.cuda.is_available()
     texts = [task.format(topic) for task in TASKS for topic in TOPICS]
     args = trl.GRPOConfig(
@@ -93,19 +100,19 @@ def train(kind: dict[str, Any], options: argparse.Namespace, folder: str) -> dic
         max_steps=options.steps + 1, beta=kind.get("beta", 0.0), bf16=cuda, use_cpu=not cuda, save_strategy="no",
         report_to="none", disable_tqdm=True, logging_steps=options.steps + 1,
     )  # fmt: skip
-    clock, named = Clock(options.draws + 1), "regularizer" in kind
+    clock, named = Clock(drawn), "regularizer" in kind
     trainer = (wpr.trl.GRPOTrainer if named else trl.GRPOTrainer)(
         options.model, length_reward, args, train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         callbacks=[clock], **({"regularizer_beta": BETA, **kind} if named else {}),
     )  # fmt: skip
-    clock.watch(trainer)
+    clock.watch(trainer, generate)
     gc.collect()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
     trainer.accelerator.free_memory()
-    return {"generation": clock.generation[1:], "rest": clock.rest[1:], "memory": [peak]}
+    return {"generation": clock.generation, "rest": clock.rest[1:], "memory": [peak]}, clock.drawn
 
 
 def main() -> None:
@@ -115,7 +122,6 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=8, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20, help="of a trainer in a round, after one that warms up")
-    parser.add_argument("--draws", type=int, default=1, help="how many of them generate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[*KINDS], default=[*KINDS], help="beside TRL's own, at beta > 0")
     parser.add_argument("--json", type=Path, help="write all numbers here")
@@ -123,17 +129,21 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     names = [name for name in KINDS if name in (OWN, *options.only)]
     found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in names}
+    drawn: Any = None
+    draws: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.rounds):
             for name in random.Random(turn).sample(names, len(names)):
-                for key, values in train(KINDS[name], options, folder).items():
+                taken, drawn = train(KINDS[name], options, folder, turn == 0, drawn)
+                draws += taken["generation"]
+                for key, values in taken.items():
                     found[name][key] += values
                 gc.collect()
                 torch.cuda.empty_cache()
                 if options.json:
                     options.json.write_text(json.dumps(found))
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    draws = [seconds for values in found.values() for seconds in values["generation"]]
+    draws = draws[1:]
     print(
         f"\n{options.model}, {options.prompts} prompts x {options.completions} completions of {options.tokens} tokens, "
         f"{where}, TRL {trl.__version__}; generation {median(draws):.2f} s, the median of {len(draws)} "

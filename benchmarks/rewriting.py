@@ -75,10 +75,15 @@ SENTENCES = 200
 WORDS = "replaced-words.json"
 
 
-def measure_words(out: Path) -> None:
-    """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet."""
+def measure_words(out: Path, policies: list[str]) -> None:
+    """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet.
+
+    policies: of these sweeps; all, if empty.
+    """
     vectors = replaced_words.remembered(load_encoder("minilm"))
     for folder in seeds.folders(out):
+        if policies and folder.name.split("-", 2)[2] not in policies:
+            continue
         run = FinishedRun(folder)
         for policy in run.finished:
             stage = folder / "ppo" / policy
@@ -170,7 +175,7 @@ def main() -> None:
         )  # fmt: skip
         return
     if options.action == "words":
-        measure_words(options.out)
+        measure_words(options.out, options.policies)
         return
     found = seeds.by_policy(seeds.results(options.out))
     add_words(options.out, found)
