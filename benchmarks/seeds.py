@@ -103,7 +103,7 @@ def run(
         if not folder.exists():
             partial = folder.with_name(f"partial-{folder.name}")
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(out / f"seed-{seed}", partial)
+            shutil.copytree(out / f"seed-{seed}", partial, copy_function=_copy)
             partial.rename(folder)
         common = (f"seed={seed}", f"output={folder}", *settings)
         return command(folder.name, "sweep", recipe, sweeps[policy], "--policy", policy, *common)
@@ -116,6 +116,14 @@ def run(
     failed = [f"seed-{seed}" for seed, code in enumerate(worlds) if code]
     failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file; weights are linked, since they are many and no one changes them."""
+    if source.endswith(".safetensors"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 Result = tuple[int, str, float, dict[str, float]]
