@@ -91,7 +91,7 @@ class Clock(transformers.TrainerCallback):
 def train(
     kind: dict[str, Any], options: argparse.Namespace, folder: str, generate: bool, drawn: Any
 ) -> tuple[dict[str, list[float]], Any]:
-    """Seconds of generation, and of the rest of steps after the first, the peak of memory in GB; and the completions."""
+    """Seconds of generation, and of the rest of steps after the first, peak memory in GB; and the completions."""
     cuda = torch.cuda.is_available()
     texts = [task.format(topic) for task in TASKS for topic in TOPICS]
     args = trl.GRPOConfig(

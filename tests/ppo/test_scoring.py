@@ -241,6 +241,29 @@ def test_a_loss_by_the_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.needs("triton")
+def test_what_a_loss_holds_goes_with_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is torch that holds it: as long as the backward pass may be repeated, and no longer."""
+    monkeypatch.setenv(VARIABLE, "1")
+    policy, reference = model("tied", 0).to(DEVICE), model("tied", 1).to(DEVICE)
+    geometry = TokenGeometry.from_embeddings(reference.get_input_embeddings().weight.detach(), neighbours=20)
+    regularizer = ReverseKL() + 2 * Wasserstein(geometry, "unbalanced", k2=10, iterations=8)
+    mine, other = (torch.randn(5, 32, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(2))
+    saved: list[torch.Size] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = loss_from_hidden(regularizer, policy, mine.requires_grad_(), reference, other, memory_mb=1).sum()
+    assert saved.count(torch.Size([5, 22])) == 3  # ids, masses and penalties of the support
+    gradients = [torch.autograd.grad(loss, mine, retain_graph=again)[0] for again in (True, False)]
+    assert torch.equal(*gradients)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, mine)
+
+
+@pytest.mark.needs("triton")
 def test_a_loss_by_the_kernels_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits in bf16, gradients in the type of the weights, the same as through the graph."""
     policy, reference = model("tied", 0).to(DEVICE), model("tied", 1).to(DEVICE)

@@ -68,9 +68,9 @@ def loss_from_hidden(
     """
     slices = checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
     total = regularizer if isinstance(regularizer, Sum) else Sum([(1.0, regularizer)])
-    apart = HeadLoss(policy, reference, reference_states, temperature, slices, [part for _, part in total.parts])
-    if apart.is_known(policy_states):
-        found = apart(policy_states)
+    apart = HeadLoss(policy, reference, temperature, slices, [part for _, part in total.parts])
+    if apart.is_known(policy_states, reference_states):
+        found = apart(policy_states, reference_states)
         weights = found.new_tensor([weight for weight, _ in total.parts])
         return found if by_part else (found * weights).sum(-1)
     loss = total.part_losses if by_part else regularizer.loss
@@ -91,58 +91,50 @@ def loss_from_hidden(
 
 class HeadLoss:
     """Losses ``(P, parts)`` of regularizers that hold what their gradients need (`LossHolder`): slices of logits are
-    made once for the losses and once for the gradient, without a graph in between.
+    made once for the losses and once for the gradient, without a graph in between. What is held for the gradient goes
+    with it, before the models' layers need the memory for theirs.
     """
 
     def __init__(
-        self,
-        policy: Module,
-        reference: Module | None,
-        reference_states: Tensor,
-        temperature: float,
-        slices: int,
-        regularizers: Sequence[Any],
+        self, policy: Module, reference: Module | None, temperature: float, slices: int, regularizers: Sequence[Any]
     ) -> None:
-        self.policy, self.reference, self.reference_states = policy, reference, reference_states
+        self.policy, self.reference = policy, reference
         self.temperature, self.slices, self.regularizers = temperature, slices, regularizers
-        self.held: list[list[HeldLoss]] = []
         self.head = plain_model(policy).get_output_embeddings()
         self.trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
-        kind = reference_states.device.type
-        self.precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.device = next(self.head.parameters()).device.type
+        enabled = torch.is_autocast_enabled(self.device)
+        self.precision = torch.get_autocast_dtype(self.device) if enabled else None
 
-    def is_known(self, states: Tensor) -> bool:
+    def is_known(self, states: Tensor, reference_states: Tensor) -> bool:
         """Whether all regularizers are of that kind, on logits of these states, and logits that are made again are the
         same.
         """
         if any(isinstance(one, nn.Dropout) and one.training and one.p > 0 for one in self.head.modules()):
             return False
         with torch.no_grad():
-            nothing = logits_in_slices(
-                self.policy, states[:0], self.reference, self.reference_states[:0], 1, self.temperature
-            )
-            both = next(nothing)[1:]
+            both = next(self._slices(states[:0], reference_states[:0], 1))[1:]
         return all(isinstance(one, LossHolder) and one.holds_loss(*both) for one in self.regularizers)
 
-    def __call__(self, states: Tensor) -> Tensor:
-        found: Tensor = _Losses.apply(self, states, *self.trained.values())  # type: ignore[no-untyped-call]
+    def __call__(self, states: Tensor, reference_states: Tensor) -> Tensor:
+        held: list[list[HeldLoss]] = []
+        found: Tensor = _Losses.apply(self, held, reference_states, states, *self.trained.values())  # type: ignore[no-untyped-call]
         if found.isnan().any():  # one wait for the device, after all slices
-            for rows, held in zip(slices_of(len(states), self.slices), self.held, strict=True):
+            for rows, (first, *_) in zip(slices_of(len(states), self.slices), held, strict=True):
                 with counted_from(rows.start):
-                    refuse_rows_without_total(held[0].log_policy, "policy")
-                    refuse_rows_without_total(held[0].log_reference, "reference")
+                    refuse_rows_without_total(first.log_policy, "policy")
+                    refuse_rows_without_total(first.log_reference, "reference")
         return found
 
-    def losses(self, states: Tensor) -> Tensor:
-        """``(P, parts)``, and what is held for the gradient."""
-        for _, policy_logits, reference_logits in logits_in_slices(
-            self.policy, states, self.reference, self.reference_states, self.slices, self.temperature
-        ):
-            self.held.append([one.held_loss(policy_logits, reference_logits) for one in self.regularizers])
+    def held_losses(self, states: Tensor, reference_states: Tensor) -> Iterator[list[HeldLoss]]:
+        """Slice by slice, one of each regularizer."""
+        for _, policy_logits, reference_logits in self._slices(states, reference_states, self.slices):
+            yield [one.held_loss(policy_logits, reference_logits) for one in self.regularizers]
             del policy_logits, reference_logits
-        return torch.cat([torch.stack([one.value for one in held], -1) for held in self.held])
 
-    def gradients(self, states: Tensor, upstream: Tensor) -> Iterator[Tensor]:
+    def gradients(
+        self, states: Tensor, reference_states: Tensor, held: Sequence[Sequence[HeldLoss]], upstream: Tensor
+    ) -> Iterator[Tensor]:
         """In the states ``(P, H)``, then in the head's weights, added up over slices in float32 at least."""
         copies = [
             weight.detach().to(self.precision or weight.dtype).requires_grad_() for weight in self.trained.values()
@@ -150,50 +142,61 @@ class HeadLoss:
         named = dict(zip(self.trained, copies, strict=True))
         of_states = torch.empty_like(states)
         sums = [torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for w in self.trained.values()]
-        for rows, held in zip(slices_of(len(states), self.slices), self.held, strict=True):
+        for rows, parts in zip(slices_of(len(states), self.slices), held, strict=True):
             own = states[rows].detach().requires_grad_()
             with self._autocast():
                 with torch.no_grad(), as_reference(self.policy, self.reference) as model:
-                    reference_logits = logits_of(model, self.reference_states[rows], self.temperature)
+                    reference_logits = logits_of(model, reference_states[rows], self.temperature)
                 with torch.enable_grad():
                     policy_logits = logits_of(self.policy, own, self.temperature, named)
-            of_logits = self._of_logits(held, policy_logits.detach(), reference_logits, upstream[rows])
+            of_logits = None
+            for part, one in enumerate(parts):
+                of_logits = one.gradient(policy_logits.detach(), reference_logits, upstream[rows, part], of_logits)
             del reference_logits
             of_states[rows], *of_weights = torch.autograd.grad(
                 policy_logits, [own, *copies], of_logits, allow_unused=True
             )
             del policy_logits, of_logits
-            for total, more in zip(sums, of_weights, strict=True):
-                if more is not None:  # of another adapter, for instance
+            for total in sums:
+                if (more := of_weights.pop(0)) is not None:  # of another adapter, for instance
                     total += more
+                del more  # before the next slice has its own
         yield of_states
         for total, weight in zip(sums, self.trained.values(), strict=True):
             yield total.to(weight.dtype)
 
-    def _of_logits(self, held: Sequence[HeldLoss], policy: Tensor, reference: Tensor, upstream: Tensor) -> Tensor:
-        """Of a slice, added up over the parts."""
-        found = held[0].gradient(policy, reference, upstream[:, 0])
-        for part, one in enumerate(held[1:], 1):
-            found += one.gradient(policy, reference, upstream[:, part])
-        return found
+    def _slices(self, states: Tensor, reference_states: Tensor, slices: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        return logits_in_slices(self.policy, states, self.reference, reference_states, slices, self.temperature)
 
     def _autocast(self) -> AbstractContextManager[None]:
         """The precision of the forward pass, which a backward pass does not have by itself."""
-        enabled = self.precision is not None
         context: AbstractContextManager[None] = torch.autocast(
-            self.reference_states.device.type, dtype=self.precision, enabled=enabled
+            self.device, dtype=self.precision, enabled=self.precision is not None
         )
         return context
 
 
 class _Losses(torch.autograd.Function):
+    """``(P, parts)``. All that the gradient needs is saved by torch, which lets go of it after the backward pass, while
+    the loss may live on.
+    """
+
     @staticmethod
-    def forward(ctx: Any, work: HeadLoss, states: Tensor, *weights: Tensor) -> Tensor:
-        ctx.work = work
-        ctx.save_for_backward(states)
-        return work.losses(states)
+    def forward(
+        ctx: Any, work: HeadLoss, held: list[list[HeldLoss]], reference_states: Tensor, states: Tensor, *weights: Tensor
+    ) -> Tensor:
+        """``held`` is filled."""
+        held += work.held_losses(states, reference_states)
+        apart = [[one.taken_apart() for one in parts] for parts in held]
+        ctx.work, ctx.joins = work, [[join for join, _ in parts] for parts in apart]
+        tensors = (tensor for parts in apart for _, of_one in parts for tensor in of_one)
+        ctx.save_for_backward(states, reference_states, *tensors)
+        return torch.cat([torch.stack([one.value for one in parts], -1) for parts in held])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.work.gradients(*ctx.saved_tensors, upstream)
+        states, reference_states, *saved = ctx.saved_tensors
+        tensors = iter(saved)
+        held = [[join(tensors) for join in parts] for parts in ctx.joins]
+        return None, None, None, *ctx.work.gradients(states, reference_states, held, upstream)

@@ -16,6 +16,7 @@ the logits themselves, and the gradient is written once, in their type.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,18 @@ class HeldLoss(ABC):
     log_policy: Tensor
     log_reference: Tensor
 
+    def taken_apart(self) -> tuple[Callable[[Iterator[Tensor]], HeldLoss], list[Tensor]]:
+        """Its tensors, for torch to save, and what makes it again of an iterator over them."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        others = {name: value for name, value in vars(self).items() if name not in tensors}
+        kind, names = type(self), list(tensors)
+        return lambda saved: kind(**others, **dict(zip(names, saved, strict=False))), list(tensors.values())
+
     @abstractmethod
-    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor) -> Tensor:
-        """In the policy's logits ``(P, V)``, in their type, where that of the values is ``upstream`` ``(P,)``."""
+    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor, onto: Tensor | None = None) -> Tensor:
+        """In the policy's logits ``(P, V)``, in their type, where that of the values is ``upstream`` ``(P,)``; added
+        to ``onto``, if there is one, in its place.
+        """
 
     def of(self, policy: Tensor, reference: Tensor) -> Tensor:
         """The values, with this gradient in the policy's logits."""
@@ -80,9 +90,9 @@ class DivergenceLoss(HeldLoss):
         value = mean + sums.offset.masked_fill(sums.offset.isinf(), 0) if value_gauge else mean
         return cls(value, mean, sums.log_policy, sums.log_reference, KINDS.index(kind), alpha)
 
-    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor) -> Tensor:
+    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor, onto: Tensor | None = None) -> Tensor:
         totals = self.log_policy, self.log_reference
-        return _gradient(policy, reference, *totals, -self.mean, upstream, self.kind, self.alpha)
+        return _gradient(policy, reference, *totals, -self.mean, upstream, onto, self.kind, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -107,13 +117,15 @@ class SupportLoss(HeldLoss):
         value = (mass * penalties).sum(-1)
         return cls(value, ids, masses, penalties, reduced.log_policy, reduced.log_reference)
 
-    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor) -> Tensor:
+    def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor, onto: Tensor | None = None) -> Tensor:
         excess = self.penalties - self.value.unsqueeze(-1)
-        found = _gradient(policy, policy, self.log_policy, self.log_policy, excess[:, -1], upstream, CONSTANT)
         inside = upstream.unsqueeze(-1) * self.masses.exp() * excess
         padding = self.ids[:, :-1] < 0  # repeats the first token
         index = torch.where(padding, self.ids[:, :1], self.ids[:, :-1])
         values = torch.where(padding, inside[:, :1], inside[:, :-1])
+        if onto is not None:  # before all tokens get the gradient of those outside of the support
+            values += onto.gather(-1, index)
+        found = _gradient(policy, policy, self.log_policy, self.log_policy, excess[:, -1], upstream, onto, CONSTANT)
         return found.scatter_(-1, index, values.to(found.dtype))
 
 
@@ -137,13 +149,16 @@ def _gradient(
     log_reference: Tensor,
     shift: Tensor,
     upstream: Tensor,
+    onto: Tensor | None,
     kind: int,
     alpha: float = 0.5,
 ) -> Tensor:
-    """``upstream p_j (f'(u_j) + shift)`` ``(P, V)`` in the policy's type, 0 where a logit is -inf; others ``(P,)``."""
+    """``upstream p_j (f'(u_j) + shift)`` ``(P, V)`` in the policy's type, 0 where a logit is -inf, added to ``onto``;
+    others ``(P,)``.
+    """
     policy, reference = side_by_side(policy), side_by_side(reference)
     rows, vocabulary = policy.shape
-    out = torch.empty(rows, vocabulary, dtype=policy.dtype, device=policy.device)
+    out = torch.empty(rows, vocabulary, dtype=policy.dtype, device=policy.device) if onto is None else onto
     size = min(TOKENS_OF_A_PROGRAM, next_power_of_2(vocabulary))
     programs = cdiv(vocabulary, size)
     if rows:
@@ -162,6 +177,7 @@ def _gradient(
                 programs,
                 alpha,
                 kind,
+                onto is not None,
                 size,
                 num_warps=4,
             )
@@ -183,6 +199,7 @@ def _gradient_kernel(
     programs,
     alpha,
     KIND: tl.constexpr,
+    ADD: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     row, token = place_of(programs, SIZE)
@@ -197,4 +214,7 @@ def _gradient_kernel(
         d = (x - y) - (log_total_p - log_total_q)
         weighted += weighted_derivative(log_p, y - log_total_q, d, alpha, KIND)
     gradient = tl.where(x == -float("inf"), 0.0, tl.load(upstream + row) * weighted)
-    tl.store(out + row * vocabulary + token, gradient, mask=inside)
+    places = out + row * vocabulary + token
+    if ADD:
+        gradient += tl.load(places, mask=inside).to(tl.float32)
+    tl.store(places, gradient, mask=inside)
