@@ -74,7 +74,7 @@ def matched_names(columns: dict[str, str]) -> list[str]:
 def run(
     out: Path, recipe: str, seeds: int, policies: list[str], workers: int, settings: list[str], limit: float
 ) -> None:
-    """Worlds first, one process a seed; then one process a seed and policy, each with a copy of the seed's folder."""
+    """One process per seed for its world; one per seed and policy after it, each with a copy of the seed's folder."""
     out.mkdir(parents=True, exist_ok=True)
     loaded = load_recipe(recipe, settings)
     sweeps = {policy: name for name, sweep in loaded.sweeps.items() for policy in sweep.policies}
@@ -108,12 +108,11 @@ def run(
         common = (f"seed={seed}", f"output={folder}", *settings)
         return command(folder.name, "sweep", recipe, sweeps[policy], "--policy", policy, *common)
 
-    with ThreadPoolExecutor(workers) as pool:
-        worlds = list(pool.map(world, range(seeds)))
-        ready = [seed for seed, code in enumerate(worlds) if code == 0]
-        jobs = [(seed, policy) for policy in policies for seed in ready]
-        codes = list(pool.map(regularizer, jobs))
-    failed = [f"seed-{seed}" for seed, code in enumerate(worlds) if code]
+    with ThreadPoolExecutor(workers) as pool:  # first come, first served: a world is begun before who waits for it
+        worlds = [pool.submit(world, seed) for seed in range(seeds)]
+        jobs = [(seed, policy) for policy in policies for seed in range(seeds)]
+        codes = list(pool.map(lambda job: worlds[job[0]].result() or regularizer(job), jobs))
+    failed = [f"seed-{seed}" for seed, ended in enumerate(worlds) if ended.result()]
     failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
 
