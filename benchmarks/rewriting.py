@@ -39,7 +39,8 @@ from benchmarks import replaced_words, seeds
 from wpr.atomic_io import write_atomically
 from wpr.evaluation.encoders import load_encoder
 from wpr.rewards.words import WordTable, read_entries
-from wpr.runs.finished_run import FinishedRun
+from wpr.runs.finished_run import REFERENCE, FinishedRun
+from wpr.runs.responses import BEFORE, Response
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
 COLUMNS = {
@@ -76,25 +77,40 @@ WORDS = "replaced-words.json"
 
 
 def measure_words(out: Path, policies: list[str]) -> None:
-    """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet.
+    """Write what stands for forbidden words beside the responses of every finished policy, where it is not yet: after
+    training, and before it, which is the same for all policies of a seed.
 
     policies: of these sweeps; all, if empty.
     """
     vectors = replaced_words.remembered(load_encoder("minilm"))
+    before: dict[str, dict[str, float]] = {}
     for folder in seeds.folders(out):
-        if policies and folder.name.split("-", 2)[2] not in policies:
+        _, seed, sweep = folder.name.split("-", 2)
+        if policies and sweep not in policies:
             continue
         run = FinishedRun(folder)
         for policy in run.finished:
             stage = folder / "ppo" / policy
             if (stage / WORDS).exists():
                 continue
-            forbidden, responses = WordTable(read_entries(stage / "words.txt")), run.responses(policy)
-            values = replaced_words.written_words(responses, forbidden, vectors)
-            asked = responses[:SENTENCES]
-            values |= replaced_words.expected_words(run.load(policy), run.encoder, asked, forbidden, vectors)
+            asked = run, WordTable(read_entries(stage / "words.txt")), vectors
+            if seed not in before:
+                before[seed] = _words_of(REFERENCE, run.responses(policy, BEFORE), *asked)
+            values = {f"before.{name}": value for name, value in before[seed].items()}
+            values |= {
+                f"after.{name}": value for name, value in _words_of(policy, run.responses(policy), *asked).items()
+            }
             write_atomically(stage / WORDS, json.dumps(values))
             print(f"{stage}: {values}", flush=True)
+
+
+def _words_of(
+    model: str, responses: list[Response], run: FinishedRun, forbidden: WordTable, vectors: replaced_words.Vectors
+) -> dict[str, float]:
+    """By its responses and by its probabilities, of a policy or of the SFT model."""
+    written = replaced_words.written_words(responses, forbidden, vectors)
+    places = run.load(model), run.encoder, responses[:SENTENCES]
+    return written | replaced_words.expected_words(*places, forbidden, vectors)
 
 
 def add_words(out: Path, found: seeds.Found) -> None:
@@ -103,7 +119,7 @@ def add_words(out: Path, found: seeds.Found) -> None:
         for seed, values in rows.items():
             path = stage_folder(out, seed, policy, beta) / WORDS
             if path.exists():
-                values |= {f"after.{name}": value for name, value in json.loads(path.read_text()).items()}
+                values |= json.loads(path.read_text())
 
 
 def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:

@@ -131,6 +131,9 @@ Result = tuple[int, str, float, dict[str, float]]
 Found = dict[tuple[str, float], dict[int, dict[str, float]]]
 """Results by policy and beta, and there by seed."""
 
+Curve = list[tuple[float, dict[str, float]]]
+"""Results of one policy and seed by score, in its order."""
+
 
 def folders(out: Path) -> list[Path]:
     """Of each seed and policy that was begun; logs lie beside them."""
@@ -223,13 +226,13 @@ def differences(
         fewest, most = sorted(map(len, curves))
         if most < 2 or fewest < (1 if one_beta else 2):
             continue
+        if (fewest, most) == (1, 2):
+            start = next(rows[seed] for (policy, _), rows in found.items() if policy in (ours, theirs) and seed in rows)
+            curves = [curve if len(curve) == 1 else _from_start(start, names, curve) for curve in curves]
         low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
         if high < low or (high == low and not one_beta):
             continue
         score = low + quantile * (high - low)
-        if (fewest, most) == (1, 2):
-            start = next(rows[seed] for (policy, _), rows in found.items() if policy in (ours, theirs) and seed in rows)
-            curves = [curve if len(curve) == 1 else [_start(start, names), *curve] for curve in curves]
         at = {
             name: [_interpolated([(x, row[name]) for x, row in curve], score, bent=fewest == 1) for curve in curves]
             for name in names
@@ -238,13 +241,13 @@ def differences(
     return by_seed
 
 
-def _start(row: dict[str, float], names: Sequence[str]) -> tuple[float, dict[str, float]]:
-    """The SFT model, which a policy of ever larger beta stays at."""
+def _from_start(row: dict[str, float], names: Sequence[str], curve: Curve) -> Curve:
+    """The curve with the SFT model, which a policy of ever larger beta stays at."""
     before = {name: row.get(name.replace("after.", "before."), math.nan) for name in names}
-    return row["before.score"], before
+    return sorted([(row["before.score"], before), *curve], key=lambda point: point[0])
 
 
-def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> list[tuple[float, dict[str, float]]]:
+def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> Curve:
     """Results in the order of their scores, those of one score averaged; what a run did not measure is nan."""
     by_score: dict[float, list[dict[str, float]]] = {}
     for row in rows:

@@ -153,7 +153,7 @@ def test_no_place_no_number(vectors: replaced_words.Vectors) -> None:
 
 
 def test_what_was_measured_of_words_is_added(out: Path) -> None:
-    (out / "seed-0-rkl/ppo/rkl+beta=0.1" / rewriting.WORDS).write_text('{"expected": 0.9}')
+    (out / "seed-0-rkl/ppo/rkl+beta=0.1" / rewriting.WORDS).write_text('{"after.expected": 0.9}')
     found = seeds.by_policy(seeds.results(out))
     rewriting.add_words(out, found)
     assert {key for key, rows in found.items() if "after.expected" in rows[0]} == {("rkl", 0.1)}
@@ -181,3 +181,10 @@ def test_the_study_s_recipe_has_a_grid_for_every_policy(name: str) -> None:
     assert {key for key in semantic if semantic[key] != shuffled[key]} == {"transform"}
     watched = {f"after.{name}" for name in recipe.evaluation.watched}
     assert watched <= set(rewriting.COLUMNS)
+
+
+def test_the_recipe_for_two_cores_has_whom_semantic_is_compared_with() -> None:
+    recipe = load_recipe(str(Path(rewriting.RECIPE).with_name("rewriting_smollm2_cpu.yaml")))
+    betas = {policy: sweep.grid["ppo.beta"] for sweep in recipe.sweeps.values() for policy in sweep.policies}
+    assert {policy for policy, values in betas.items() if len(values) > 1} == {"semantic"}
+    assert betas.keys() == {"semantic", "rkl", "shuffled", "hellinger"}

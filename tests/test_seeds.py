@@ -52,6 +52,12 @@ def test_one_beta_is_compared_at_its_own_score(capsys: pytest.CaptureFixture[str
         for row in rows.values():
             row.update({"after.gold": -(row["after.score"] ** 2), "before.score": -2.0, "before.gold": -4.0})
     assert seeds.differences(bent, "semantic", "rkl", 0.5, ["after.gold"])[1] == (0.0, {"after.gold": pytest.approx(0)})
+    # Between the SFT model and the two points, too.
+    early = found_on_lines({"rkl": [0.0, 2.0], "semantic": [-0.5]})
+    assert seeds.differences(early, "semantic", "rkl", 0.5, ["after.gold"])[0] == (
+        -0.5,
+        {"after.gold": pytest.approx(3)},
+    )
     assert not seeds.differences(found, "far", "rkl", 0.5, ["after.gold"])  # beyond the other's curve
     assert not seeds.differences(found, "semantic", "other", 0.5, ["after.gold"])  # two points are no curve
     seeds.table(found, [("semantic", "rkl")])
