@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import seeds
+from wpr.config.recipe_file import load_recipe
+from wpr.pipeline.run import plan
+from wpr.pipeline.sweep import members
 
 MATCHED = seeds.matched_names(seeds.COLUMNS)
 
@@ -98,3 +101,10 @@ def test_results_are_read_from_finished_policies(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"stages": stages}))
     assert list(seeds.results(tmp_path)) == [(3, "rkl", 0.1, {"before.score": -0.5, "after.score": 1.0, "gain": 1.5})]
+
+
+@pytest.mark.parametrize("path", sorted(Path(seeds.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_a_benchmark_has_sweeps_that_can_be_planned(path: Path) -> None:
+    recipe = load_recipe(str(path))
+    changes = {name: settings for sweep in recipe.sweeps for name, settings in members(recipe, sweep, [], []).items()}
+    assert [stage.name for stage in plan(recipe, list(changes), changes)][-1].startswith("ppo/")
