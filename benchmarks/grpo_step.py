@@ -143,7 +143,7 @@ def main() -> None:
                 if options.json:
                     options.json.write_text(json.dumps(found))
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    draws = draws[1:]
+    draws = draws[1:] or draws
     print(
         f"\n{options.model}, {options.prompts} prompts x {options.completions} completions of {options.tokens} tokens, "
         f"{where}, TRL {trl.__version__}; generation {median(draws):.2f} s, the median of {len(draws)} "

@@ -16,7 +16,7 @@ better ones, and these are told apart:
 stands, up to a forbidden word (not the first word, and no phrase), and
 
     forbidden     is the probability that it gives to forbidden words there
-    later         that of words which the sentence has after the place: the forbidden one is left out
+    later         that of words which the sentence has after the place, as where the forbidden one is left out
     covered       that of the `LIKELIEST` other words
     expected      how much of the meaning is left in the sentence with another word in that place, in the mean over
                   these, weighted by their probabilities; every place counts alike
@@ -107,7 +107,9 @@ class Place:
 
 
 def find_places(encoder: Encoder, responses: Iterable[Response], forbidden: WordTable) -> list[Place]:
-    """Single forbidden words of the sentences that responses are to, after a space that tokens end at."""
+    """Single forbidden words of the sentences that responses are to, where the text before the word's space ends with a
+    token.
+    """
     places = []
     for row in responses:
         source = str(row.columns["source"])

@@ -19,7 +19,7 @@ nearest to one that all of them reach.
 
     python -m benchmarks.rewriting words OUT                    what stands for forbidden words, before the tables
 
-reads responses and asks the policies' models, seconds to a minute each: whether a policy changes fewer words or finds
+reads responses and asks the policies' models, a minute each on a CPU: whether a policy changes fewer words or finds
 better ones (benchmarks/replaced_words.py), by MiniLM; models at the words of the first `SENTENCES` sentences.
 """
 
@@ -53,7 +53,7 @@ COLUMNS = {
     "after.one_word": "meaning, one word",
     "after.expected": "meaning, expected word",
     "after.forbidden": "P(forbidden)",
-    "after.later": "P(left out)",
+    "after.later": "P(later words)",
     "after.covered": "P(covered)",
     "after.copies": "copies",
     "after.fluency": "fluency",
@@ -93,24 +93,25 @@ def measure_words(out: Path, policies: list[str]) -> None:
             stage = folder / "ppo" / policy
             if (stage / WORDS).exists():
                 continue
-            asked = run, WordTable(read_entries(stage / "words.txt")), vectors
+            forbidden = WordTable(read_entries(stage / "words.txt"))
             if seed not in before:
-                before[seed] = _words_of(REFERENCE, run.responses(policy, BEFORE), *asked)
+                before[seed] = _words_of(run, REFERENCE, run.responses(policy, BEFORE), forbidden, vectors)
+            after = _words_of(run, policy, run.responses(policy), forbidden, vectors)
             values = {f"before.{name}": value for name, value in before[seed].items()}
-            values |= {
-                f"after.{name}": value for name, value in _words_of(policy, run.responses(policy), *asked).items()
-            }
+            values |= {f"after.{name}": value for name, value in after.items()}
             write_atomically(stage / WORDS, json.dumps(values))
             print(f"{stage}: {values}", flush=True)
+    if not before and not list(out.glob(f"seed-*-*/ppo/*/{WORDS}")):
+        raise SystemExit(f"{out} has no finished policy")
 
 
 def _words_of(
-    model: str, responses: list[Response], run: FinishedRun, forbidden: WordTable, vectors: replaced_words.Vectors
+    run: FinishedRun, model: str, responses: list[Response], forbidden: WordTable, vectors: replaced_words.Vectors
 ) -> dict[str, float]:
-    """By its responses and by its probabilities, of a policy or of the SFT model."""
+    """By the responses and by the probabilities of a policy, or of the SFT model."""
     written = replaced_words.written_words(responses, forbidden, vectors)
-    places = run.load(model), run.encoder, responses[:SENTENCES]
-    return written | replaced_words.expected_words(*places, forbidden, vectors)
+    expected = replaced_words.expected_words(run.load(model), run.encoder, responses[:SENTENCES], forbidden, vectors)
+    return written | expected
 
 
 def add_words(out: Path, found: seeds.Found) -> None:
@@ -124,7 +125,8 @@ def add_words(out: Path, found: seeds.Found) -> None:
 
 def stage_folder(out: Path, seed: int, policy: str, beta: float) -> Path:
     """Where the policy's files are."""
-    return next((out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta={beta:g}"))
+    folders = (out / f"seed-{seed}-{policy}" / "ppo").glob(f"{policy}+beta=*")
+    return next(folder for folder in folders if float(folder.name.partition("+beta=")[2]) == beta)
 
 
 def by_seed_table(found: seeds.Found, pairs: list[tuple[str, str]]) -> Table:
@@ -195,9 +197,8 @@ def main() -> None:
         return
     found = seeds.by_policy(seeds.results(options.out))
     add_words(options.out, found)
-    policies = {policy for policy, _ in found}
     pairs = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in options.compare)]
-    pairs = [pair for pair in pairs if policies.issuperset(pair)]
+    pairs = [pair for pair in pairs if all(seeds.rows_of(found, name) for name in pair)]
     seeds.table(found, pairs, COLUMNS)
     Console(width=200).print(by_seed_table(found, pairs))
     print(examples(options.out, found))

@@ -10,14 +10,16 @@ A seed is a world of its own: openings, continuations, labels, SFT and reward mo
 every policy is trained once per beta. A policy's betas give it a curve of gold (or divergence, diversity) over score;
 curves of one seed are compared at the same score, linearly interpolated between neighbouring scores, and the
 differences averaged over seeds: ± is half of the 95% t interval, and * marks those that leave out 0, each by itself
-(with many cells some do so by chance). A policy with one beta is compared with the other's curve at its own score; if
-that has two betas, its curve is the parabola through them and the SFT model, since a straight line between two points
-of a bent curve would favour whoever has one point.
+(with many cells some do so by chance). A policy with one beta, or with one that is named (`semantic+beta=0.5:rkl`), is
+compared with the other's curve at its own score, between the SFT model and the other's highest. That curve is bent, a
+monotone cubic (PCHIP) through the SFT model and all betas: a straight line between two points of a bent curve would
+favour whoever has one point. How far the curve is from the policy between its points is in no interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -27,7 +29,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,14 +116,17 @@ def run(
     failed = [f"seed-{seed}" for seed, ended in enumerate(worlds) if ended.result()]
     failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
+    if failed:
+        raise SystemExit(1)
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file; weights are linked, since they are many and no one changes them."""
+    """Copy a file; weights are linked where the file system can, since they are many and no one changes them."""
     if source.endswith(".safetensors"):
-        os.link(source, target)
-    else:
-        shutil.copy2(source, target)
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 Result = tuple[int, str, float, dict[str, float]]
@@ -184,21 +188,25 @@ def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = 
         cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in columns]
         means.add_row(policy, f"{beta:g}", str(len(by_seed)), *cells)
     console.print(means)
-    policies = sorted({policy for policy, _ in found})
     matched = Table(
         "compared", "at score", "seeds", *(columns[name] for name in names), title="difference at the same score"
     )
     for ours, theirs in pairs:
-        if {ours, theirs} <= set(policies):
-            for label, quantile in ONE_PLACE if _has_one_beta(found, ours, theirs) else PLACES:
+        fewest, most = sorted(len(rows_of(found, name)) for name in (ours, theirs))
+        if fewest and most > 1:
+            for label, quantile in ONE_PLACE if fewest == 1 else PLACES:
                 matched.add_row(*_matched_row(found, ours, theirs, label, quantile, names))
     console.print(matched)
 
 
-def _has_one_beta(found: Found, *policies: str) -> bool:
-    """Whether any of these policies was trained with one beta alone."""
-    betas = Counter(policy for policy, _ in found)
-    return any(betas[policy] == 1 for policy in policies)
+def rows_of(found: Found, name: str) -> dict[float, dict[int, dict[str, float]]]:
+    """Results of a policy, or of one of its betas (``semantic+beta=0.5``), by beta and seed."""
+    wanted, _, beta = name.partition("+beta=")
+    return {
+        value: rows
+        for (policy, value), rows in found.items()
+        if policy == wanted and (not beta or value == float(beta))
+    }
 
 
 def _matched_row(found: Found, ours: str, theirs: str, label: str, quantile: float, names: Sequence[str]) -> list[str]:
@@ -217,34 +225,39 @@ def differences(
     one score where one of them has one.
     """
     by_seed = {}
-    one_beta = _has_one_beta(found, ours, theirs)
-    for seed in sorted({seed for rows in found.values() for seed in rows}):
-        curves = [
-            _curve([rows[seed] for (policy, _), rows in found.items() if policy == name and seed in rows], names)
-            for name in (ours, theirs)
-        ]
+    pair = [rows_of(found, name) for name in (ours, theirs)]
+    one_beta = min(map(len, pair)) == 1
+    for seed in sorted({seed for betas in pair for rows in betas.values() for seed in rows}):
+        of_seed = [[rows[seed] for rows in betas.values() if seed in rows] for betas in pair]
+        curves = [_curve(rows, names) for rows in of_seed]
         fewest, most = sorted(map(len, curves))
         if most < 2 or fewest < (1 if one_beta else 2):
             continue
-        if (fewest, most) == (1, 2):
-            start = next(rows[seed] for (policy, _), rows in found.items() if policy in (ours, theirs) and seed in rows)
-            curves = [curve if len(curve) == 1 else _from_start(start, names, curve) for curve in curves]
+        if one_beta:
+            curves = [curve if len(curve) == 1 else _from_start(of_seed, names, curve) for curve in curves]
         low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
         if high < low or (high == low and not one_beta):
             continue
         score = low + quantile * (high - low)
         at = {
-            name: [_interpolated([(x, row[name]) for x, row in curve], score, bent=fewest == 1) for curve in curves]
+            name: [_interpolated([(x, row[name]) for x, row in curve], score, bent=one_beta) for curve in curves]
             for name in names
         }
         by_seed[seed] = score, {name: first - second for name, (first, second) in at.items()}
     return by_seed
 
 
-def _from_start(row: dict[str, float], names: Sequence[str], curve: Curve) -> Curve:
-    """The curve with the SFT model, which a policy of ever larger beta stays at."""
-    before = {name: row.get(name.replace("after.", "before."), math.nan) for name in names}
-    return sorted([(row["before.score"], before), *curve], key=lambda point: point[0])
+def _from_start(of_seed: Iterable[list[dict[str, float]]], names: Sequence[str], curve: Curve) -> Curve:
+    """The curve with the SFT model, which a policy of ever larger beta stays at, unless a beta has that very score."""
+    known = {key: value for rows in of_seed for row in rows for key, value in row.items() if key.startswith("before.")}
+    score = known["before.score"]
+    if any(x == score for x, _ in curve):
+        return curve
+    before = {
+        name: known.get(name.replace("after.", "before."), math.nan) if name.startswith("after.") else math.nan
+        for name in names
+    }
+    return sorted([(score, before), *curve], key=lambda point: point[0])
 
 
 def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> Curve:
@@ -259,13 +272,20 @@ def _curve(rows: list[dict[str, float]], names: Sequence[str]) -> Curve:
 
 
 def _interpolated(points: list[tuple[float, float]], at: float, bent: bool = False) -> float:
-    """The value at a score, on lines between points in the order of their scores; bent: three points on a parabola."""
+    """The value at a score, on lines between points in the order of their scores, or on a monotone cubic (bent)."""
     if not points[0][0] <= at <= points[-1][0]:
         raise ValueError(f"{at} lies outside of {points[0][0]} to {points[-1][0]}")
     if len(points) == 1:
         return points[0][1]
-    if bent and len({x for x, _ in points}) == len(points) == 3:
-        return sum(y * math.prod((at - u) / (x - u) for u, _ in points if u != x) for x, y in points)
+    if bent:
+        from scipy.interpolate import PchipInterpolator
+
+        values = [value for _, value in points]
+        return (
+            float(PchipInterpolator([x for x, _ in points], values)(at))
+            if all(map(math.isfinite, values))
+            else math.nan
+        )
     (left, low), (right, high) = next(pair for pair in itertools.pairwise(points) if at <= pair[1][0])
     return low if right == left else low + (high - low) * (at - left) / (right - left)
 

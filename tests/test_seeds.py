@@ -24,7 +24,8 @@ def found_on_lines(scores: dict[str, list[float]]) -> dict[tuple[str, float], di
             for seed in (0, 1):
                 more = (3.0, 5.0)[seed] if policy == "semantic" else 0.0
                 values = dict.fromkeys(MATCHED, 2 * score + more) | {"after.score": score, "before.score": -1.0}
-                values |= {name.replace("after.", "before."): -2.0 + more for name in MATCHED}  # on the line, too
+                before = (name.replace("after.", "before.") for name in MATCHED if name.startswith("after."))
+                values |= dict.fromkeys(before, -2.0)  # on the line of rkl
                 found.setdefault((policy, float(number)), {})[seed] = values
     return found
 
@@ -49,24 +50,42 @@ def test_one_beta_is_compared_at_its_own_score(capsys: pytest.CaptureFixture[str
     assert by_seed == {0: (0.5, {"after.gold": 3.0}), 1: (0.5, {"after.gold": 5.0})}
     by_seed = seeds.differences(found, "rkl", "semantic", 0.25, ["after.gold"])
     assert by_seed == {0: (0.5, {"after.gold": -3.0}), 1: (0.5, {"after.gold": -5.0})}
-    # Both on one bent curve, whose other points are the SFT model's: no difference, where a line would show one.
-    bent = found_on_lines({"rkl": [-0.5, 1.0], "semantic": [0.0]})
-    for rows in bent.values():
-        for row in rows.values():
-            row.update({"after.gold": -(row["after.score"] ** 2), "before.score": -2.0, "before.gold": -4.0})
-    assert seeds.differences(bent, "semantic", "rkl", 0.5, ["after.gold"])[1] == (0.0, {"after.gold": pytest.approx(0)})
-    # Between the SFT model and the two points, too.
+    # Between the SFT model and the two points, too; of what the SFT model has no value for, nothing is said.
     early = found_on_lines({"rkl": [0.0, 2.0], "semantic": [-0.5]})
-    assert seeds.differences(early, "semantic", "rkl", 0.5, ["after.gold"])[0] == (
-        -0.5,
-        {"after.gold": pytest.approx(3)},
-    )
+    values = seeds.differences(early, "semantic", "rkl", 0.5, ["after.gold", "steps"])[0][1]
+    assert values["after.gold"] == pytest.approx(3)
+    assert math.isnan(values["steps"])
     assert not seeds.differences(found, "far", "rkl", 0.5, ["after.gold"])  # beyond the other's curve
     assert not seeds.differences(found, "semantic", "other", 0.5, ["after.gold"])  # two points are no curve
-    seeds.table(found, [("semantic", "rkl")])
+    # A beta of two that is named is compared like one.
+    assert seeds.differences(found, "rkl", "rkl+beta=0", 0.5, ["after.gold"])[0] == (0.0, {"after.gold": 0.0})
+    seeds.table(found, [("semantic", "rkl"), ("semantic", "other"), ("semantic", "unknown")])
     printed = capsys.readouterr().out
     assert printed.count("semantic - rkl") == 1
     assert "its score" in printed
+    assert "other -" not in printed
+    assert "- other" not in printed
+
+
+def test_a_bent_curve_is_followed_and_stays_between_its_points() -> None:
+    def at(*points: tuple[float, float], score: float) -> float:
+        return seeds._interpolated(sorted(points), score, bent=True)
+
+    fall = [(x, 1 - x**2) for x in (0.0, 0.5, 1.0)]
+    line = seeds._interpolated(fall, 0.75)
+    assert abs(at(*fall, score=0.75) - (1 - 0.75**2)) < 0.4 * abs(line - (1 - 0.75**2))
+    # A parabola would give 1.08, 0.86 and 0.91.
+    assert 0.90 <= at((-0.02, 0.97), (0, 0.98), (1, 0.90), score=0.5) <= 0.98
+    assert 0.90 <= at((0, 0.98), (0.05, 0.96), (1, 0.90), score=0.5) <= 0.96
+    assert 0.90 <= at((0, 0.98), (0.05, 0.97), (1, 0.90), score=0.5) <= 0.97
+
+
+def test_a_beta_at_the_sft_models_score_counts() -> None:
+    found = found_on_lines({"rkl": [-1.0, 1.0], "semantic": [-1.0]})
+    for rows in found.values():
+        for row in rows.values():
+            row["before.gold"] = 100.0
+    assert seeds.differences(found, "semantic", "rkl", 0.5, ["after.gold"])[0] == (-1.0, {"after.gold": 3.0})
 
 
 def test_a_seed_that_lacks_a_beta_is_left_out() -> None:

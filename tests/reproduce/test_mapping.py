@@ -101,3 +101,15 @@ def test_the_paper_s_betas_are_the_recipes() -> None:
         policy = ITEMS["tab:beta"].rows[row]["row"]
         for recipe, printed in zip(("tldr-gemma-2b", "hh-gemma-2b"), cells[2:], strict=True):
             assert load_recipe(recipe).policy(policy).ppo["beta"] == printed
+
+
+@pytest.mark.parametrize("label", ["tab:beta", "open:target-rewrite", "open:target-hh"])
+def test_a_rehearsal_has_two_values_of_every_sweep(label: str) -> None:
+    options = Options(model="models/none", scale=0.01, data=Path("none.jsonl"))
+    sweeps = [step for step in steps_of(ITEMS[label], options) if step.kind == "sweep"]
+    for step in sweeps:
+        sweep = step.recipe.sweeps[step.words[2]]
+        assert [len(values) for values in sweep.grid.values() if len(values) > 1] == [2]
+        trained = [stage for stage in step.stages if stage.name.startswith("ppo/")]
+        assert len(trained) == 2 * len(step.policies or sweep.policies)
+    assert sweeps

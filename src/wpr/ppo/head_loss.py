@@ -68,7 +68,8 @@ def loss_from_hidden(
     """
     slices = checked_slices(policy, policy_states, reference_states, memory_mb, temperature)
     total = regularizer if isinstance(regularizer, Sum) else Sum([(1.0, regularizer)])
-    apart = HeadLoss(policy, reference, temperature, slices, [part for _, part in total.parts])
+    device = policy_states.device.type
+    apart = HeadLoss(policy, reference, temperature, slices, [part for _, part in total.parts], device)
     if apart.is_known(policy_states, reference_states):
         found = apart(policy_states, reference_states)
         weights = found.new_tensor([weight for weight, _ in total.parts])
@@ -91,20 +92,26 @@ def loss_from_hidden(
 
 class HeadLoss:
     """Losses ``(P, parts)`` of regularizers that hold what their gradients need (`LossHolder`): slices of logits are
-    made once for the losses and once for the gradient, without a graph in between. What is held for the gradient goes
-    with it, before the models' layers need the memory for theirs.
+    made once for the losses and once for the gradient, without a graph in between. Torch frees what is held right after
+    this gradient, before the models' layers need the memory for theirs.
     """
 
     def __init__(
-        self, policy: Module, reference: Module | None, temperature: float, slices: int, regularizers: Sequence[Any]
+        self,
+        policy: Module,
+        reference: Module | None,
+        temperature: float,
+        slices: int,
+        regularizers: Sequence[Any],
+        device: str,
     ) -> None:
+        """device: the kind of device that states are on."""
         self.policy, self.reference = policy, reference
         self.temperature, self.slices, self.regularizers = temperature, slices, regularizers
         self.head = plain_model(policy).get_output_embeddings()
         self.trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
-        self.device = next(self.head.parameters()).device.type
-        enabled = torch.is_autocast_enabled(self.device)
-        self.precision = torch.get_autocast_dtype(self.device) if enabled else None
+        self.device = device
+        self.precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def is_known(self, states: Tensor, reference_states: Tensor) -> bool:
         """Whether all regularizers are of that kind, on logits of these states, and logits that are made again are the
@@ -118,7 +125,7 @@ class HeadLoss:
 
     def __call__(self, states: Tensor, reference_states: Tensor) -> Tensor:
         held: list[list[HeldLoss]] = []
-        found: Tensor = _Losses.apply(self, held, reference_states, states, *self.trained.values())  # type: ignore[no-untyped-call]
+        found: Tensor = _Losses.apply(self, held, reference_states.detach(), states, *self.trained.values())  # type: ignore[no-untyped-call]
         if found.isnan().any():  # one wait for the device, after all slices
             for rows, (first, *_) in zip(slices_of(len(states), self.slices), held, strict=True):
                 with counted_from(rows.start):
@@ -177,7 +184,7 @@ class HeadLoss:
 
 
 class _Losses(torch.autograd.Function):
-    """``(P, parts)``. All that the gradient needs is saved by torch, which lets go of it after the backward pass, while
+    """``(P, parts)``. States and what is held are saved by torch, which lets go of them after the backward pass, while
     the loss may live on.
     """
 

@@ -258,19 +258,26 @@ def _with_groups(words: Sequence[str], options: Options) -> list[str]:
         sweep, colon, name = word[1:-1].rpartition(":")
         names = groups.get(name, [name])
         if colon:
-            values = _recipe("hh-gemma-2b", tuple(_grid(options))).sweeps[sweep].grid["ppo.beta"]
+            values = _recipe("hh-gemma-2b", tuple(_grids("hh-gemma-2b", options))).sweeps[sweep].grid["ppo.beta"]
             names = [f"{name}+beta={value}" for name in names for value in values]
         for one in names:
             found += ["-p", one]
     return found
 
 
-def _grid(options: Options) -> list[str]:
-    """A sweep over beta with fewer values, the largest and the smallest, in a rehearsal."""
+def _grids(name: str, options: Options) -> list[str]:
+    """Sweeps of a recipe with fewer values of each setting, the first and the last, in a rehearsal."""
     if options.scale == 1:
         return []
-    values = _recipe("hh-gemma-2b", ()).sweeps["beta"].grid["ppo.beta"]
-    return [f"sweeps.beta={{grid: {{ppo.beta: [{values[0]}, {values[-1]}]}}}}"]
+    grids = {
+        sweep: {key: [values[0], values[-1]] for key, values in settings.grid.items() if len(values) > GRID}
+        for sweep, settings in _recipe(name, ()).sweeps.items()
+    }
+    return [
+        f"sweeps.{sweep}={{grid: {{{key}: [{first}, {last}]}}}}"
+        for sweep, grid in grids.items()
+        for key, (first, last) in grid.items()
+    ]
 
 
 def _training(name: str, folder: Path, options: Options, given: set[str]) -> list[str]:
@@ -291,7 +298,7 @@ def _training(name: str, folder: Path, options: Options, given: set[str]) -> lis
                 words.append(f"{stage}.max_steps={steps}")
         prompts = max(FEWEST_PROMPTS, math.ceil(options.scale * recipe.evaluation.prompts))
         words += [f"evaluation.prompts={prompts}", f"evaluation.rows={prompts}"]
-        words += _grid(options) if "beta" in recipe.sweeps and name in ("hh-gemma-2b", "tldr-gemma-2b") else []
+        words += _grids(name, options)
     # Settings of a stage that the recipe, or the command, leaves out would bring it back.
     absent = {stage for stage in ("sft", "reward") if getattr(recipe, stage) is None or stage in given}
     return words + [text for text in options.overrides if text.partition(".")[0] not in absent]

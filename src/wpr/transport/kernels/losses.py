@@ -61,7 +61,7 @@ class HeldLoss(ABC):
     @abstractmethod
     def gradient(self, policy: Tensor, reference: Tensor, upstream: Tensor, onto: Tensor | None = None) -> Tensor:
         """In the policy's logits ``(P, V)``, in their type, where that of the values is ``upstream`` ``(P,)``; added
-        to ``onto``, if there is one, in its place.
+        to ``onto``, if there is one, in its place. That is another such gradient.
         """
 
     def of(self, policy: Tensor, reference: Tensor) -> Tensor:
@@ -132,14 +132,15 @@ class SupportLoss(HeldLoss):
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, policy: Tensor, reference: Tensor, held: HeldLoss) -> Tensor:
-        ctx.save_for_backward(policy, reference)
-        ctx.held = held
+        ctx.join, tensors = held.taken_apart()
+        ctx.save_for_backward(policy, reference, *tensors)
         return held.value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.held.gradient(*ctx.saved_tensors, upstream), None, None
+        policy, reference, *tensors = ctx.saved_tensors
+        return ctx.join(iter(tensors)).gradient(policy, reference, upstream), None, None
 
 
 def _gradient(
@@ -158,6 +159,7 @@ def _gradient(
     """
     policy, reference = side_by_side(policy), side_by_side(reference)
     rows, vocabulary = policy.shape
+    assert onto is None or (onto.is_contiguous() and onto.shape == policy.shape)
     out = torch.empty(rows, vocabulary, dtype=policy.dtype, device=policy.device) if onto is None else onto
     size = min(TOKENS_OF_A_PROGRAM, next_power_of_2(vocabulary))
     programs = cdiv(vocabulary, size)
