@@ -181,10 +181,3 @@ def test_the_study_s_recipe_has_a_grid_for_every_policy(name: str) -> None:
     assert {key for key in semantic if semantic[key] != shuffled[key]} == {"transform"}
     watched = {f"after.{name}" for name in recipe.evaluation.watched}
     assert watched <= set(rewriting.COLUMNS)
-
-
-def test_the_recipe_for_two_cores_compares_with_reverse_kl() -> None:
-    recipe = load_recipe(str(Path(rewriting.RECIPE).with_name("rewriting_smollm2_cpu.yaml")))
-    betas = {policy: sweep.grid["ppo.beta"] for sweep in recipe.sweeps.values() for policy in sweep.policies}
-    assert {policy for policy, values in betas.items() if len(values) > 1} == {"rkl"}
-    assert betas.keys() == {"semantic", "rkl", "shuffled", "hellinger"}
