@@ -90,7 +90,7 @@ out=$(cd "$here" && realpath -m "$out")
 mkdir -p "$out"
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
 status=0 running=0
-settle() { wait -n "$@" || status=1; running=$((running - 1)); }
+settle() { wait -n || status=1; running=$((running - 1)); }
 while read -r name when limit command; do
   if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
   while [ "$running" -gt 0 ] && { [ "$when" != shared ] || [ "$running" -ge "${AT_ONCE:-5}" ]; }; do settle; done
