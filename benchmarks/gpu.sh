@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that is measured on a GPU, each with a limit of its own: first what is timed, one after the other; then what
-# may share the GPU, some at a time; then what needs results of these.
+# Everything that is measured on a GPU, each with a limit of its own: tests and models that may share the GPU; then what is
+# timed, one after the other; then what may share it again, some at a time; then what needs results of these.
 #
 #   bash benchmarks/gpu.sh OUT [NAME ...]        all of it, or what is named; PYTHON=... for another interpreter
 #   bash benchmarks/gpu.sh --list                names, when they run, limits in seconds, commands
@@ -15,12 +15,15 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
-# Name, when, limit in seconds, command. When: alone; shared, after those; after, alone again, once these have ended.
+# Name, when, limit in seconds, command, in order. When: shared with what stands beside it; alone; after, alone too.
 # OUT stands for the folder, HH for the file, LAUNCH for accelerate's module. Studies keep what is finished and go on
 # from there; their tables are of what is finished. Parts of the rehearsal have run folders of their own: `rehearsal`
 # does the rest of the paper's tables.
 measurements() {
   cat <<'LIST'
+tests            shared   420  -m pytest -q tests/ppo/test_graph_generation.py tests/ppo/test_policy_copy.py tests/transport/kernels tests/test_cuda.py
+agreement        shared   300  -m benchmarks.generation --agreement
+hh-models        shared   600  -m wpr run benchmarks/hh_generation.yaml model.name=models/smollm2 data.source=HH output=OUT/hh
 generation       alone    240  -m benchmarks.generation --compiled --shapes 64x128 --json OUT/generation.json
 generation-more  alone    240  -m benchmarks.generation --rounds 2 --shapes 256x256 64x128-ragged --json OUT/generation-more.json
 autocast         alone    180  -m benchmarks.generation --autocast --rounds 2 --shapes 64x128 --json OUT/autocast.json
@@ -28,9 +31,7 @@ ppo-step         alone    240  -m benchmarks.ppo_step --steps 6 --json OUT/ppo-s
 grpo-step        alone    420  -m benchmarks.grpo_step --rounds 2 --steps 12 --json OUT/grpo-step.json
 losses           alone    120  -m benchmarks.losses
 kernels          alone    180  -m benchmarks.kernels --only micro stages
-hh               alone    1200 -m wpr sweep benchmarks/hh_generation.yaml generation model.name=models/smollm2 data.source=HH output=OUT/hh
-tests            shared   420  -m pytest -q tests/ppo/test_graph_generation.py tests/ppo/test_policy_copy.py tests/transport/kernels tests/test_cuda.py
-agreement        shared   300  -m benchmarks.generation --agreement
+hh               alone    900  -m wpr sweep benchmarks/hh_generation.yaml generation model.name=models/smollm2 data.source=HH output=OUT/hh
 hh-fsdp2         shared   600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
 rehearsal-hh     shared   1200 -m wpr reproduce fig:motivation fig:temp tab:mt_bench fig:sens_beta fig:casestudy fig:sinkhorn_converge tab:example_hh --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
 rehearsal-tldr   shared   1200 -m wpr reproduce tab:abl fig:penalty tab:analysis_k_2 tab:analysis_lambda tab:wallclock tab:gpu tab:example_tldr --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none

@@ -113,3 +113,19 @@ def test_a_rehearsal_has_two_values_of_every_sweep(label: str) -> None:
         trained = [stage for stage in step.stages if stage.name.startswith("ppo/")]
         assert len(trained) == 2 * len(step.policies or sweep.policies)
     assert sweeps
+
+
+def test_a_rehearsal_leaves_prepared_data_its_model() -> None:
+    """Sentences are cut to what their model's tokenizer makes of them; with another's template none would be left."""
+    options = Options(model="models/none", scale=0.01, data=Path("none.jsonl"))
+    prepared, other = (steps_of(ITEMS[label], options)[0].recipe for label in ("open:target-rewrite", "tab:apps"))
+    assert prepared.model.name == "{prepare}/model"
+    assert other.model.name == "models/none"
+
+
+@pytest.mark.parametrize(("overrides", "unsafe"), [((), False), (("scorer.unsafe=true",), True)])
+def test_programs_that_train_without_isolation_are_measured_so(overrides: tuple[str, ...], unsafe: bool) -> None:
+    first, *_, last = steps_of(ITEMS["tab:apps"], Options(overrides=overrides))
+    assert first.recipe.scorer is not None
+    assert first.recipe.scorer.unsafe is unsafe
+    assert ("--unsafe" in last.words) is unsafe

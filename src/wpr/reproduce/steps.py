@@ -238,6 +238,7 @@ def _step(item: Item, text: str, options: Options) -> Step:
         words += [] if options.scale == 1 else ["--max-new-tokens", "64"]
     elif kind == "pass-at-1":
         words += [*limit, *(["--max-new-tokens", "64"] if options.scale != 1 else [])]
+        words += ["--unsafe"] if "scorer.unsafe=true" in options.overrides else []
     elif made == "similarity":
         if options.encoder is not None:
             words += ["--encoder", options.encoder]
@@ -281,10 +282,10 @@ def _grids(name: str, options: Options) -> list[str]:
 
 
 def _training(name: str, folder: Path, options: Options, given: set[str]) -> list[str]:
-    """Settings that this user's training commands have beside the item's own."""
+    """Settings that this user's training commands have beside the item's own; what is prepared keeps its model."""
     words = [] if options.runs == Path("runs") else [f"output={folder}"]
     recipe = _recipe(name, ())
-    if options.model is not None and "model.name" not in given:
+    if options.model is not None and recipe.prepare is None and "model.name" not in given:
         words.append(f"model.name={options.model}")
     if recipe.data.format == "apps" and (options.problems is not None or options.data is not None):
         words.append(f"data.source={options.problems or options.runs / PROBLEMS}")
