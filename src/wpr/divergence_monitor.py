@@ -33,7 +33,7 @@ from wpr.language_models import (
     states_before,
 )
 from wpr.ppo.collect import WORKING_COPIES
-from wpr.ppo.distributed import is_sharded, place_frozen
+from wpr.ppo.distributed import is_sharded, place_reference
 from wpr.ppo.measures import LogitsError
 from wpr.ppo.parts import check_reference, place_regularizer
 from wpr.ppo.prompts import PromptCollator
@@ -137,14 +137,14 @@ class DivergenceMonitor(TrainerCallback):  # type: ignore[misc]
             known = getattr(trainer, "reference", None) or getattr(trainer, "ref_model", None)
         if known is None:
             before = starting_point(policy, adapter_is_new=True)
-            return None if before is None else place_frozen(before, trainer.accelerator, ours=True)
+            return None if before is None else place_reference(before, trainer.accelerator, ours=True)
         if isinstance(known, str):
             raise ValueError(f"reference={known!r} is a name; load it, and pass the model")
         known = trainer.accelerator.unwrap_model(known)
         if known is policy:
             raise ValueError("the reference is the model that is trained; leave it out, or pass a copy")
         check_reference(policy, known)
-        return place_frozen(known, trainer.accelerator)
+        return place_reference(known, trainer.accelerator)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.measure()

@@ -121,6 +121,8 @@ def shard_on_a_cpu() -> None:
     def make_with_plugin(self: Any, *args: Any, fsdp_plugin: Any = None, **options: Any) -> None:
         make(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if fsdp_plugin is not None and self.distributed_type != DistributedType.FSDP:
+            if self.mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self.mixed_precision)
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
             PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.ppo import tiny
 from wpr.language_models import whole_embeddings
@@ -16,6 +19,7 @@ from wpr.ppo.distributed import (
     is_sharded,
     max_over_processes,
     place_frozen,
+    place_reference,
     sum_over_processes,
 )
 
@@ -71,3 +75,32 @@ def test_a_frozen_model_is_kept_as_autocast_reads_it(tied: bool) -> None:
         assert half == ({name for name in kinds if "proj" in name} if ours else set())
     assert torch.equal(found[False], found[True])
     assert 0 < (without[False] - without[True]).abs().max() < 1e-3
+
+
+def test_a_reference_computes_as_fsdp_2_does() -> None:
+    """To the last bit, from float32 weights, which the user's own model keeps; by autocast alone it would not."""
+    ids = torch.arange(3, 27).reshape(2, 12)
+    accelerator = with_plugin(fsdp_version=2)
+    accelerator.state.fsdp_plugin.set_mixed_precision("bf16")
+    accelerator.native_amp, accelerator.mixed_precision, accelerator.device = True, "bf16", torch.device("cpu")
+    given = tiny.policy(tie_word_embeddings=True)
+    reference = place_reference(given, accelerator)
+    frozen = place_frozen(tiny.policy(tie_word_embeddings=True), accelerator, ours=True)
+    assert {weight.dtype for weight in given.parameters()} == {torch.float32}
+    assert reference.get_output_embeddings().weight is reference.get_input_embeddings().weight
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        policy = tiny.policy(tie_word_embeddings=True)
+        fully_shard(policy, mesh=DeviceMesh("cpu", [0]), mp_policy=accelerator.state.fsdp_plugin.mixed_precision_policy)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            ours, half, mixed = (model(ids).logits.float() for model in (policy, reference, frozen))
+    finally:
+        distributed.destroy_process_group()
+    assert torch.equal(ours, half)
+    assert not torch.equal(ours, mixed)
+
+
+def test_a_reference_is_left_as_it_is_where_nothing_holds_weights_in_half_precision() -> None:
+    model = tiny.policy()
+    assert place_reference(model, Accelerator(cpu=True)) is model
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}

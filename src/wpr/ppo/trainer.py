@@ -22,7 +22,7 @@ from wpr.ppo.beta import AdaptiveBeta, BetaController, ScheduledBeta
 from wpr.ppo.collect import Collector, Experience
 from wpr.ppo.config import PPOConfig, accepts_trl_names
 from wpr.ppo.console import report_completions, write_completions
-from wpr.ppo.distributed import is_sharded, max_over_processes, place_frozen
+from wpr.ppo.distributed import is_sharded, max_over_processes, place_reference
 from wpr.ppo.evaluation import HeldOutEvaluation
 from wpr.ppo.faults import Fault, describe_loss
 from wpr.ppo.generation import Generation
@@ -137,7 +137,7 @@ class PPOTrainer(HeldOutEvaluation, RolloutTrainer):
         check_actor_critic(actor_critic)
         self.reference = None
         if reference is not None:
-            self.reference = place_frozen(reference, self.accelerator, ours=reference is not given)
+            self.reference = place_reference(reference, self.accelerator, ours=reference is not given)
             check_reference(actor_critic.policy, self.reference)
         self.reward = place_reward(reward, args.reward_weights, actor_critic, self.accelerator, processing_class)
         anchor = actor_critic.policy if self.reference is None else self.reference

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from wpr.language_models import as_reference, evaluating, is_peft, pad, plain_model, starting_point
 from wpr.ppo.advantages import beyond_the_others, costs_to_go, earned_before, group_scale
-from wpr.ppo.distributed import max_over_processes, place_frozen
+from wpr.ppo.distributed import max_over_processes, place_reference
 from wpr.ppo.generation import Generation
 from wpr.ppo.rollout import Prompts
 from wpr.ppo.scoring import from_hidden
@@ -78,7 +78,7 @@ class Regularized(Measuring):
         before = before if before is None else self.accelerator.unwrap_model(before)
         self.reference = before
         if before is not None:
-            self.reference = place_frozen(before, self.accelerator, ours=theirs is None)
+            self.reference = place_reference(before, self.accelerator, ours=theirs is None)
         self._place(regularizer, policy if before is None else before)
 
     @torch.no_grad()
