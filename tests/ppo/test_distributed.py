@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from transformers import LlamaForCausalLM, Olmo2ForCausalLM, PreTrainedModel
 
 from tests.ppo import tiny
 from wpr.language_models import whole_embeddings
@@ -22,6 +24,11 @@ from wpr.ppo.distributed import (
     place_reference,
     sum_over_processes,
 )
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.5,
+}  # fmt: skip
 
 
 def with_plugin(**options) -> SimpleNamespace:
@@ -77,27 +84,49 @@ def test_a_frozen_model_is_kept_as_autocast_reads_it(tied: bool) -> None:
     assert 0 < (without[False] - without[True]).abs().max() < 1e-3
 
 
-def test_a_reference_computes_as_fsdp_2_does() -> None:
-    """To the last bit, from float32 weights, which the user's own model keeps; by autocast alone it would not."""
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Olmo2ForCausalLM], ids=["llama", "olmo2"])
+def test_a_reference_computes_as_fsdp_2_does(kind: type[PreTrainedModel]) -> None:
+    """To the last bit, from float32 weights, which the user's own model keeps; by autocast alone it would not.
+
+    Layers of OLMo 2 are given angles in float32.
+    """
     ids = torch.arange(3, 27).reshape(2, 12)
     accelerator = with_plugin(fsdp_version=2)
     accelerator.state.fsdp_plugin.set_mixed_precision("bf16")
     accelerator.native_amp, accelerator.mixed_precision, accelerator.device = True, "bf16", torch.device("cpu")
-    given = tiny.policy(tie_word_embeddings=True)
-    reference = place_reference(given, accelerator)
-    frozen = place_frozen(tiny.policy(tie_word_embeddings=True), accelerator, ours=True)
+    check_fsdp(accelerator)
+    torch.manual_seed(0)
+    given = kind(kind.config_class(**SMALL, tie_word_embeddings=True)).eval()
+    policy, ours, autocast = (copy.deepcopy(given) for _ in range(3))
+    models = [policy, place_reference(given, accelerator), place_reference(ours, accelerator, ours=True)]
+    models.append(place_frozen(autocast, accelerator, ours=True))
     assert {weight.dtype for weight in given.parameters()} == {torch.float32}
-    assert reference.get_output_embeddings().weight is reference.get_input_embeddings().weight
+    assert {weight.dtype for model in models[1:3] for weight in model.parameters()} == {torch.bfloat16}
+    assert models[1].get_output_embeddings().weight is models[1].get_input_embeddings().weight
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        policy = tiny.policy(tie_word_embeddings=True)
-        fully_shard(policy, mesh=DeviceMesh("cpu", [0]), mp_policy=accelerator.state.fsdp_plugin.mixed_precision_policy)
+        options = {
+            "mesh": DeviceMesh("cpu", [0]),
+            "mp_policy": accelerator.state.fsdp_plugin.mixed_precision_policy,
+        }
+        for layer in policy.model.layers:
+            fully_shard(layer, **options)
+        fully_shard(policy, **options)
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            ours, half, mixed = (model(ids).logits.float() for model in (policy, reference, frozen))
+            wanted, *found, other = (model(ids).logits.float() for model in models)
     finally:
         distributed.destroy_process_group()
-    assert torch.equal(ours, half)
-    assert not torch.equal(ours, mixed)
+    assert all(torch.equal(one, wanted) for one in found)
+    assert not torch.equal(other, wanted)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("no", torch.float32)]
+)
+def test_a_reference_is_held_as_deepspeed_holds_the_policy(precision: str, kind: torch.dtype) -> None:
+    plugin = SimpleNamespace(fsdp_plugin=None, deepspeed_plugin=object())
+    accelerator = SimpleNamespace(state=plugin, native_amp=False, mixed_precision=precision, device=torch.device("cpu"))
+    assert {weight.dtype for weight in place_reference(tiny.policy(), accelerator).parameters()} == {kind}
 
 
 def test_a_reference_is_left_as_it_is_where_nothing_holds_weights_in_half_precision() -> None:

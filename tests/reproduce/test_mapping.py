@@ -123,7 +123,7 @@ def test_a_rehearsal_leaves_prepared_data_its_model() -> None:
     assert other.model.name == "models/none"
 
 
-@pytest.mark.parametrize(("overrides", "unsafe"), [((), False), (("scorer.unsafe=true",), True)])
+@pytest.mark.parametrize(("overrides", "unsafe"), [((), False), (("scorer.unsafe=True",), True)])
 def test_programs_that_train_without_isolation_are_measured_so(overrides: tuple[str, ...], unsafe: bool) -> None:
     first, *_, last = steps_of(ITEMS["tab:apps"], Options(overrides=overrides))
     assert first.recipe.scorer is not None

@@ -47,7 +47,8 @@ def is_sharded(accelerator: Any) -> bool:
 
 def check_fsdp(accelerator: Any) -> None:
     """Refuse FSDP 1, which gathers weights only in a module's own forward pass, not for generation; and let FSDP 2
-    return what the module computes in float32 as it is: log-probabilities rounded to bf16 are worthless as ratios.
+    return what the module computes in float32 as it is: log-probabilities rounded to bf16 are worthless as ratios. Nor
+    may it round what layers are given: some are given angles in float32 (OLMo 2).
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is None:
@@ -55,8 +56,8 @@ def check_fsdp(accelerator: Any) -> None:
     if plugin.fsdp_version != 2:
         raise ValueError(f"fsdp_version={plugin.fsdp_version} is not supported; set fsdp_version: 2")
     policy = plugin.mixed_precision_policy
-    if policy is not None and policy.output_dtype is not None:
-        plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None)
+    if policy is not None:
+        plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None, cast_forward_inputs=False)
 
 
 def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> TokenGeometry:
@@ -102,17 +103,20 @@ def place_reference(model: Any, accelerator: Any, *, ours: bool = False) -> Any:
     """`place_frozen` for a model that the policy is compared with: it computes as the policy does.
 
     DeepSpeed and FSDP 2 compute with all weights in half precision, and autocast only with those of products. Between
-    these, the KL of a model with itself was 0.002 a token (SmolLM2-135M, bf16), as much as a few steps of training.
+    these, the KL of a model with itself was 0.002 a token (SmolLM2-135M, bf16), as much as two steps of training made.
+
+    ours: nobody else has it; of another model there will be a copy.
     """
     kind = held_type(accelerator)
-    if kind is None or is_partitioned(model):
-        return place_frozen(model, accelerator, ours=ours)
-    halves = {
-        id(weight): nn.Parameter(weight.detach().to(kind), requires_grad=False)
-        for weight in model.parameters()
-        if weight.is_floating_point() and weight.dtype != kind
-    }
-    return place_frozen(copy.deepcopy(model, halves) if halves else model, accelerator, ours=ours)
+    if kind is not None and not is_partitioned(model):
+        other = [weight for weight in model.parameters() if weight.is_floating_point() and weight.dtype != kind]
+        if ours:
+            for weight in other:
+                weight.data = weight.data.to(kind)
+        elif other:
+            halves = {id(weight): nn.Parameter(weight.detach().to(kind), requires_grad=False) for weight in other}
+            model = copy.deepcopy(model, halves)
+    return place_frozen(model, accelerator, ours=ours)
 
 
 def place_frozen(model: Any, accelerator: Any, *, ours: bool = False) -> Any:

@@ -106,7 +106,7 @@ def _changes(item: Item, options: Options) -> list[str]:
 def options_text(options: Options) -> str:
     """What a rehearsal's tables are, and are not."""
     parts = [f"{options.scale:g} of the paper's steps and prompts"] if options.scale != 1 else []
-    parts += [f"the model {options.model} in place of all of the paper's"] if options.model else []
+    parts += [f"the model {options.model} in place of the paper's"] if options.model else []
     parts += [f"dialogues of {options.data.name} in place of its data"] if options.data else []
     judge = "a reward model that was trained in the same run" if not options.judge else "another judge than the paper's"
     parts += [f"judged by {judge}"]

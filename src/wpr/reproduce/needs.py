@@ -60,7 +60,8 @@ def needs_of(steps: Iterable[Step], options: Options) -> Needs:
     for step in steps:
         if step.kind in TRAINING:
             folder = RunFolder(step.run, writes=False)
-            size = model_size(step.recipe.model.name) or model_size(options.model or "")
+            name = step.recipe.model.name.replace("{prepare}", str(step.run / "prepare"))
+            size = model_size(name) or (None if step.recipe.prepare else model_size(options.model or ""))
             for stage in step.stages:
                 record = folder.record(stage.name)
                 if (str(step.run), stage.name) in seen or (record is not None and record.status == "done"):

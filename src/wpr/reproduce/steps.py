@@ -238,7 +238,7 @@ def _step(item: Item, text: str, options: Options) -> Step:
         words += [] if options.scale == 1 else ["--max-new-tokens", "64"]
     elif kind == "pass-at-1":
         words += [*limit, *(["--max-new-tokens", "64"] if options.scale != 1 else [])]
-        words += ["--unsafe"] if "scorer.unsafe=true" in options.overrides else []
+        words += ["--unsafe"] if _recipe(run.name, tuple(options.overrides)).scorer.unsafe else []
     elif made == "similarity":
         if options.encoder is not None:
             words += ["--encoder", options.encoder]
