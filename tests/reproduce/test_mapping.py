@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import wpr
 from wpr.cli import app
 from wpr.config.recipe_file import load_recipe
 from wpr.errors import RecipeError
 from wpr.reproduce import find_items, load_mapping
 from wpr.reproduce.mapping import BEYOND
+from wpr.reproduce.needs import needs_of
 from wpr.reproduce.steps import TRAINING, Options, Step, steps_of
 
 # As the paper's source labels them, in its order; parts of a figure go with the figure.
@@ -121,6 +123,16 @@ def test_a_rehearsal_leaves_prepared_data_its_model() -> None:
     prepared, other = (steps_of(ITEMS[label], options)[0].recipe for label in ("open:target-rewrite", "tab:apps"))
     assert prepared.model.name == "{prepare}/model"
     assert other.model.name == "models/none"
+
+
+def test_the_size_of_a_prepared_model_is_not_that_of_the_rehearsal_s() -> None:
+    pico = str(Path(wpr.__file__).parent / "pico")
+    options = Options(model=pico, scale=0.01, data=Path("none.jsonl"))
+    unknown = {
+        label: needs_of(steps_of(ITEMS[label], options), options).unknown
+        for label in ("open:target-rewrite", "tab:qwen")
+    }
+    assert unknown == {"open:target-rewrite": ("{prepare}/model",), "tab:qwen": ()}
 
 
 @pytest.mark.parametrize(("overrides", "unsafe"), [((), False), (("scorer.unsafe=True",), True)])

@@ -90,7 +90,7 @@ def build_geometry_once(weight: Tensor, accelerator: Any, **options: Any) -> Tok
 
 
 def held_type(accelerator: Any) -> torch.dtype | None:
-    """The type that DeepSpeed or FSDP 2 compute with the trained weights in; None where it is theirs."""
+    """The type that DeepSpeed or FSDP 2 compute in; None where weights are kept, and autocast decides."""
     if (plugin := getattr(accelerator.state, "fsdp_plugin", None)) is not None:
         policy = plugin.mixed_precision_policy
         return None if policy is None else policy.param_dtype
