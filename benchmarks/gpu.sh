@@ -8,7 +8,8 @@
 # OUT/NAME.txt has what a measurement printed, ended by a line with its exit code and seconds. One that ended well is not
 # repeated: run it again for the rest. The exit code is 1 if one of them did not. Needs models/smollm2 and models/minilm
 # (make smollm2 minilm), and TRL for those of GRPO and the studies. HH=FILE is a file of HH-RLHF's dialogues, for the runs
-# of its recipe and the rehearsal. AT_ONCE=5 says how many share the GPU.
+# of its recipe and the rehearsal. AT_ONCE=5 says how many share the GPU; under CUDA's MPS (nvidia-cuda-mps-control -d)
+# their kernels run side by side, without it they take turns.
 set -u
 hh=${HH:+$(realpath -m "$HH")} here=$PWD
 cd "$(dirname "$0")/.."
@@ -16,9 +17,11 @@ PYTHON=${PYTHON:-python3}
 export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 # Name, when, limit in seconds, command, in order. When: shared with what stands beside it; alone; after, alone too.
-# OUT stands for the folder, HH for the file, LAUNCH for accelerate's module. Studies keep what is finished and go on
-# from there; their tables are of what is finished. Parts of the rehearsal have run folders of their own: `rehearsal`
-# does the rest of the paper's tables.
+# OUT stands for the folder, HH for the file, LAUNCH for accelerate's module, REHEARSE for the options of a rehearsal.
+# Studies keep what is finished and go on from there; their tables are of what is finished. Parts of the rehearsal that
+# run together have run folders of their own; `rehearsal-main` goes on with those of three parts.
+rehearse="--model models/smollm2 --scale 0.01 --data HH finished_checkpoints=none sft.batch_size=64 reward.batch_size=64
+ppo.batch_size=64 ppo.per_device_train_batch_size=64"
 measurements() {
   cat <<'LIST'
 tests            shared   420  -m pytest -q tests/ppo/test_graph_generation.py tests/ppo/test_policy_copy.py tests/transport/kernels tests/test_cuda.py
@@ -32,14 +35,16 @@ grpo-step        alone    420  -m benchmarks.grpo_step --rounds 2 --steps 12 --j
 losses           alone    120  -m benchmarks.losses
 kernels          alone    180  -m benchmarks.kernels --only micro stages
 hh               alone    900  -m wpr sweep benchmarks/hh_generation.yaml generation model.name=models/smollm2 data.source=HH output=OUT/hh
-hh-fsdp2         shared   600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=8 sft.num_train_epochs=1 reward.num_train_epochs=1
-rehearsal-hh     shared   1200 -m wpr reproduce fig:motivation fig:temp tab:mt_bench fig:sens_beta fig:casestudy fig:sinkhorn_converge tab:example_hh --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
-rehearsal-tldr   shared   1200 -m wpr reproduce tab:abl fig:penalty tab:analysis_k_2 tab:analysis_lambda tab:wallclock tab:gpu tab:example_tldr --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
-rehearsal-qwen   shared   600  -m wpr reproduce tab:qwen --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
-rehearsal-apps   shared   600  -m wpr reproduce tab:apps --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
-rehearsal-open   shared   1200 -m wpr reproduce open:target-rewrite open:target-hh --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none sweeps.beta.policies=[rkl,semantic] sweeps.target.policies=[rkl,semantic]
-rehearsal        after    1500 -m wpr reproduce all --model models/smollm2 --scale 0.01 --data HH --runs OUT/rehearsal finished_checkpoints=none
-smollm2          after    1500 -m benchmarks.rewriting run OUT/smollm2 --recipe benchmarks/rewriting_smollm2.yaml --seeds 3 --workers 12 --set data.source=HH
+hh-fsdp2            shared   600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=4 sft.max_steps=4 reward.max_steps=4
+rehearsal-beta      shared   1500 -m wpr reproduce tab:beta REHEARSE --runs OUT/rehearsal-beta
+rehearsal-tldr      shared   1500 -m wpr reproduce tab:abl fig:penalty tab:analysis_k_2 tab:analysis_lambda tab:wallclock tab:example_tldr REHEARSE --runs OUT/rehearsal
+rehearsal-hh        shared   1500 -m wpr reproduce fig:motivation fig:temp tab:mt_bench fig:sens_beta fig:casestudy fig:sinkhorn_converge tab:example_hh REHEARSE --runs OUT/rehearsal
+rehearsal-7b        shared   1500 -m wpr reproduce tab:7b tab:embedding REHEARSE --runs OUT/rehearsal-7b
+rehearsal-qwen      shared   1500 -m wpr reproduce tab:qwen REHEARSE --runs OUT/rehearsal
+rehearsal-apps      shared   1500 -m wpr reproduce tab:apps REHEARSE --runs OUT/rehearsal ppo.batch_size=16 ppo.per_device_train_batch_size=16 scorer.unsafe=true
+rehearsal-gpu       shared   900  -m wpr reproduce tab:gpu REHEARSE --runs OUT/rehearsal-gpu ppo.batch_size=8 ppo.per_device_train_batch_size=8
+rehearsal-main      after    1500 -m wpr reproduce tab:main tab:corr_bert tab:semantic tab:ppo-hparams REHEARSE --runs OUT/rehearsal
+smollm2          after    1500 -m benchmarks.rewriting run OUT/smollm2 --recipe benchmarks/rewriting_smollm2.yaml --seeds 5 --workers 12 --set data.source=HH --policies rkl semantic shuffled hellinger
 smollm2-words    after    300  -m benchmarks.rewriting words OUT/smollm2
 smollm2-table    after    60   -m benchmarks.rewriting table OUT/smollm2
 grpo-forms       after    1500 -m benchmarks.seeds run OUT/grpo-forms --recipe benchmarks/grpo_forms.yaml --seeds 5
@@ -57,8 +62,8 @@ measure() {
     echo "$name: done before"
     return
   fi
-  read -ra words <<<"$command"
-  if [[ $command == *HH* && ! -f $hh ]]; then
+  read -d '' -ra words <<<"${command/REHEARSE/$rehearse}"
+  if [[ ${words[*]} == *HH* && ! -f $hh ]]; then
     echo "$name: left out, ${hh:+HH=$hh is no file; }set HH to a .jsonl.gz file of HH-RLHF's dialogues"
     return 1
   fi

@@ -64,11 +64,14 @@ def remembered(encoder: Callable[[Sequence[str]], Tensor]) -> Vectors:
 
 
 def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: Vectors) -> dict[str, float]:
-    """``one_word``, ``replaced`` and ``others_kept`` of responses to sentences, the column ``source``. What there is
-    nothing of is left out.
+    """``one_word``, ``replaced``, ``others_kept``, ``all_words`` and ``rest`` of responses to sentences, the column
+    ``source``. What there is nothing of is left out.
     """
     originals: list[str] = []
     changed: list[str] = []
+    sources: list[str] = []
+    all_changed: list[str] = []
+    texts: list[str] = []
     kept = others = words = 0
     for row in responses:
         source = str(row.columns["source"])
@@ -79,14 +82,25 @@ def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: 
         kept += len(free & rewrite.kept)
         spans = [(found[first][0], found[last - 1][1]) for _, first, last in entries]
         words += len(spans)
-        # Outcomes end with the words that are aligned.
-        for span, outcome in zip(spans, rewrite.outcomes(forbidden), strict=False):
+        every = source
+        # From the last to the first, so that places stay where they are; outcomes end with the words that are aligned.
+        for span, outcome in reversed(list(zip(spans, rewrite.outcomes(forbidden), strict=False))):
             if outcome.what == "replaced" and not forbidden.find(outcome.instead):
                 originals.append(source)
                 changed.append(with_word(source, span, outcome.instead))
-    similar = _similarities(originals, changed, vectors)
-    means = {"one_word": similar, "replaced": [len(similar) / words] if words else []}
-    return _means(means | {"others_kept": [kept / others] if others else []})
+                every = with_word(every, span, outcome.instead)
+        sources.append(source)
+        all_changed.append(every)
+        texts.append(row.response.strip())
+    similar, all_words = _similarities(originals, changed, vectors), _similarities(sources, all_changed, vectors)
+    rest = [one - other for one, other in zip(_similarities(sources, texts, vectors), all_words, strict=True)]
+    return _means({
+        "one_word": similar,
+        "replaced": [len(similar) / words] if words else [],
+        "others_kept": [kept / others] if others else [],
+        "all_words": all_words,
+        "rest": rest,
+    })  # fmt: skip
 
 
 def with_word(source: str, span: tuple[int, int], word: str) -> str:

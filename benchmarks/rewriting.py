@@ -20,7 +20,8 @@ nearest to one that all of them reach.
     python -m benchmarks.rewriting words OUT                    what stands for forbidden words, before the tables
 
 reads responses and asks the policies' models, a minute each on a CPU: whether a policy changes fewer words or finds
-better ones (benchmarks/replaced_words.py), by MiniLM; models at the words of the first `SENTENCES` sentences.
+better ones (benchmarks/replaced_words.py), by MiniLM, responses by WordLlama, too; models at the words of the first
+`SENTENCES` sentences.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from benchmarks import replaced_words, seeds
 from wpr.atomic_io import write_atomically
 from wpr.evaluation.encoders import load_encoder
 from wpr.rewards.words import WordTable, read_entries
-from wpr.runs.finished_run import REFERENCE, FinishedRun
+from wpr.runs.finished_run import REFERENCE, FinishedRun, device_of
 from wpr.runs.responses import BEFORE, Response
 
 RECIPE = str(Path(__file__).with_suffix(".yaml"))
@@ -50,7 +51,12 @@ COLUMNS = {
     "after.words_kept": "words kept",
     "after.others_kept": "others in place",
     "after.replaced": "replaced",
+    "after.all_words": "meaning, replaced words",
+    "after.rest": "the rest",
+    "after.wordllama_all_words": "replaced words (WordLlama)",
+    "after.wordllama_rest": "the rest (WordLlama)",
     "after.one_word": "meaning, one word",
+    "after.wordllama_one_word": "one word (WordLlama)",
     "after.expected": "meaning, expected word",
     "after.forbidden": "P(forbidden)",
     "after.later": "P(later words)",
@@ -67,7 +73,10 @@ PAIRS = [
     "semantic:rkl", "semantic:hellinger", "semantic:shuffled", "sum:rkl", "sum:shuffled", "unbalanced:rkl",
     "shuffled:rkl", "hellinger:rkl", "paper:rkl",
 ]  # fmt: skip
-JUDGES = ("after.gold", "after.wordllama", "after.one_word", "after.expected", "after.fluency")
+JUDGES = (
+    "after.gold", "after.wordllama", "after.all_words", "after.rest", "after.one_word", "after.expected",
+    "after.fluency",
+)  # fmt: skip
 """What is also shown seed by seed."""
 
 EXAMPLES = 10
@@ -82,7 +91,8 @@ def measure_words(out: Path, policies: list[str]) -> None:
 
     policies: of these sweeps; all, if empty.
     """
-    vectors = replaced_words.remembered(load_encoder("minilm"))
+    vectors = {"": replaced_words.remembered(load_encoder("minilm", device_of(None)))}
+    vectors["wordllama_"] = replaced_words.remembered(load_encoder("wordllama"))
     before: dict[str, dict[str, float]] = {}
     for folder in seeds.folders(out):
         _, seed, sweep = folder.name.split("-", 2)
@@ -106,12 +116,20 @@ def measure_words(out: Path, policies: list[str]) -> None:
 
 
 def _words_of(
-    run: FinishedRun, model: str, responses: list[Response], forbidden: WordTable, vectors: replaced_words.Vectors
-) -> dict[str, float]:
-    """By the responses and by the probabilities of a policy, or of the SFT model."""
-    written = replaced_words.written_words(responses, forbidden, vectors)
-    expected = replaced_words.expected_words(run.load(model), run.encoder, responses[:SENTENCES], forbidden, vectors)
-    return written | expected
+    run: FinishedRun, model: str, responses: list[Response], forbidden: WordTable,
+    vectors: dict[str, replaced_words.Vectors],
+) -> dict[str, float]:  # fmt: skip
+    """By the responses and by the probabilities of a policy, or of the SFT model.
+
+    vectors: by what stands before the names of what an encoder measures; probabilities are only for the one without.
+    """
+    found = replaced_words.expected_words(
+        run.load(model), run.encoder, responses[:SENTENCES], forbidden, vectors[""]
+    )  # fmt: skip
+    for start, own in vectors.items():
+        written = replaced_words.written_words(responses, forbidden, own)
+        found |= {start + name: value for name, value in written.items()}
+    return found
 
 
 def add_words(out: Path, found: seeds.Found) -> None:

@@ -89,9 +89,22 @@ def test_words_are_told_apart_by_what_became_of_them(vectors: replaced_words.Vec
     # Left out, kept, and another form of it: nothing that may stand there does.
     for text in ("This is a idea, I think.", "This is a good idea, I think.", "This is a goods idea, I think."):
         values = replaced_words.written_words([response(text), response(text)], forbidden, vectors)
-        assert values == {"replaced": 0.0, "others_kept": 1.0}
+        assert {name: values[name] for name in ("replaced", "others_kept")} == {"replaced": 0.0, "others_kept": 1.0}
+        assert "one_word" not in values
+        assert values["all_words"] == pytest.approx(1.0, abs=1e-6)
     rows = [response("This is a great idea, I think."), response("This is a idea, I think.")]
     assert replaced_words.written_words(rows, forbidden, vectors)["replaced"] == 0.5
+
+
+def test_what_is_lost_is_that_of_the_words_and_that_of_the_rest(vectors: replaced_words.Vectors) -> None:
+    """Two words replaced by longer ones and another changed: against the two texts made by hand."""
+    forbidden = WordTable(read_entries(["good", "big"]))
+    source, text = "The big dog had a good day.", "The enormous dog had a wonderful week."
+    original, exchanged, written = vectors([source, "The enormous dog had a wonderful day.", text])
+    values = replaced_words.written_words([response(text, source)], forbidden, vectors)
+    assert values["all_words"] == pytest.approx(float(original @ exchanged), abs=1e-6)
+    assert values["rest"] == pytest.approx(float(original @ written) - float(original @ exchanged), abs=1e-6)
+    assert values["rest"] < 0
 
 
 def test_expected_words_by_hand(vectors: replaced_words.Vectors) -> None:
@@ -149,7 +162,9 @@ def test_no_place_no_number(vectors: replaced_words.Vectors) -> None:
     encoder = Encoder(tokenizer, DataSettings("demonstrations", "none", template="text"))
     forbidden = WordTable(read_entries(["sea"]))
     assert not replaced_words.expected_words(model, encoder, [response("")], forbidden, vectors)
-    assert replaced_words.written_words([response("")], forbidden, vectors) == {"others_kept": 0.0}
+    values = replaced_words.written_words([response("")], forbidden, vectors)
+    assert set(values) == {"others_kept", "all_words", "rest"}
+    assert values["others_kept"] == 0.0
 
 
 def test_what_was_measured_of_words_is_added(out: Path) -> None:
