@@ -19,7 +19,7 @@ export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFF
 # Name, when, limit in seconds, command, in order. When: shared with what stands beside it; alone; after, alone too.
 # OUT stands for the folder, HH for the file, LAUNCH for accelerate's module, REHEARSE for the options of a rehearsal.
 # Studies keep what is finished and go on from there; their tables are of what is finished. Parts of the rehearsal that
-# run together have run folders of their own; `rehearsal-main` goes on with those of three parts.
+# run together have run folders of their own; `rehearsal-main` goes on with those of `-tldr` and `-hh`.
 rehearse="--model models/smollm2 --scale 0.01 --data HH finished_checkpoints=none sft.batch_size=64 reward.batch_size=64
 ppo.batch_size=64 ppo.per_device_train_batch_size=64"
 measurements() {
@@ -35,15 +35,15 @@ grpo-step        alone    420  -m benchmarks.grpo_step --rounds 2 --steps 12 --j
 losses           alone    120  -m benchmarks.losses
 kernels          alone    180  -m benchmarks.kernels --only micro stages
 hh               alone    900  -m wpr sweep benchmarks/hh_generation.yaml generation model.name=models/smollm2 data.source=HH output=OUT/hh
-hh-fsdp2            shared   600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=4 sft.max_steps=4 reward.max_steps=4
-rehearsal-beta      shared   1500 -m wpr reproduce tab:beta REHEARSE --runs OUT/rehearsal-beta
-rehearsal-tldr      shared   1500 -m wpr reproduce tab:abl fig:penalty tab:analysis_k_2 tab:analysis_lambda tab:wallclock tab:example_tldr REHEARSE --runs OUT/rehearsal
-rehearsal-hh        shared   1500 -m wpr reproduce fig:motivation fig:temp tab:mt_bench fig:sens_beta fig:casestudy fig:sinkhorn_converge tab:example_hh REHEARSE --runs OUT/rehearsal
-rehearsal-7b        shared   1500 -m wpr reproduce tab:7b tab:embedding REHEARSE --runs OUT/rehearsal-7b
-rehearsal-qwen      shared   1500 -m wpr reproduce tab:qwen REHEARSE --runs OUT/rehearsal
-rehearsal-apps      shared   1500 -m wpr reproduce tab:apps REHEARSE --runs OUT/rehearsal ppo.batch_size=16 ppo.per_device_train_batch_size=16 scorer.unsafe=true
-rehearsal-gpu       shared   900  -m wpr reproduce tab:gpu REHEARSE --runs OUT/rehearsal-gpu ppo.batch_size=8 ppo.per_device_train_batch_size=8
-rehearsal-main      after    1500 -m wpr reproduce tab:main tab:corr_bert tab:semantic tab:ppo-hparams REHEARSE --runs OUT/rehearsal
+hh-fsdp2         shared   600  -m LAUNCH launch --config_file configs/accelerate/fsdp2.yaml --num_processes 1 -m wpr run hh-smollm2-135m --policy rkl model.name=models/smollm2 data.source=HH output=OUT/hh-fsdp2 finished_checkpoints=none ppo.max_steps=4 sft.max_steps=4 reward.max_steps=4
+rehearsal-beta   shared   1500 -m wpr reproduce tab:beta REHEARSE --runs OUT/rehearsal-beta
+rehearsal-tldr   shared   1500 -m wpr reproduce tab:abl fig:penalty tab:analysis_k_2 tab:analysis_lambda tab:wallclock tab:example_tldr REHEARSE --runs OUT/rehearsal
+rehearsal-hh     shared   1500 -m wpr reproduce fig:motivation fig:temp tab:mt_bench fig:sens_beta fig:casestudy fig:sinkhorn_converge tab:example_hh REHEARSE --runs OUT/rehearsal
+rehearsal-7b     shared   1500 -m wpr reproduce tab:7b tab:embedding REHEARSE --runs OUT/rehearsal-7b
+rehearsal-qwen   shared   1500 -m wpr reproduce tab:qwen REHEARSE --runs OUT/rehearsal
+rehearsal-apps   shared   1500 -m wpr reproduce tab:apps REHEARSE --runs OUT/rehearsal ppo.batch_size=16 ppo.per_device_train_batch_size=16 scorer.unsafe=true
+rehearsal-gpu    shared   900  -m wpr reproduce tab:gpu REHEARSE --runs OUT/rehearsal-gpu ppo.batch_size=8 ppo.per_device_train_batch_size=8
+rehearsal-main   after    1500 -m wpr reproduce tab:main tab:corr_bert tab:semantic tab:ppo-hparams REHEARSE --runs OUT/rehearsal
 smollm2          after    1500 -m benchmarks.rewriting run OUT/smollm2 --recipe benchmarks/rewriting_smollm2.yaml --seeds 5 --workers 12 --set data.source=HH --policies rkl semantic shuffled hellinger
 smollm2-words    after    300  -m benchmarks.rewriting words OUT/smollm2
 smollm2-table    after    60   -m benchmarks.rewriting table OUT/smollm2

@@ -82,15 +82,16 @@ def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: 
         kept += len(free & rewrite.kept)
         spans = [(found[first][0], found[last - 1][1]) for _, first, last in entries]
         words += len(spans)
-        every = source
-        # From the last to the first, so that places stay where they are; outcomes end with the words that are aligned.
-        for span, outcome in reversed(list(zip(spans, rewrite.outcomes(forbidden), strict=False))):
-            if outcome.what == "replaced" and not forbidden.find(outcome.instead):
-                originals.append(source)
-                changed.append(with_word(source, span, outcome.instead))
-                every = with_word(every, span, outcome.instead)
+        outcomes = zip(spans, rewrite.outcomes(forbidden), strict=False)  # those end with the words that are aligned
+        found_words = [
+            (span, outcome.instead)
+            for span, outcome in outcomes
+            if outcome.what == "replaced" and not forbidden.find(outcome.instead)
+        ]
+        originals += [source] * len(found_words)
+        changed += [with_words(source, [one]) for one in found_words]
         sources.append(source)
-        all_changed.append(every)
+        all_changed.append(with_words(source, found_words))
         texts.append(row.response.strip())
     similar, all_words = _similarities(originals, changed, vectors), _similarities(sources, all_changed, vectors)
     rest = [one - other for one, other in zip(_similarities(sources, texts, vectors), all_words, strict=True)]
@@ -103,9 +104,17 @@ def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: 
     })  # fmt: skip
 
 
-def with_word(source: str, span: tuple[int, int], word: str) -> str:
-    """The sentence with another word from one place to another."""
-    return source[: span[0]] + word + source[span[1] :]
+def with_words(source: str, words: Sequence[tuple[tuple[int, int], str]]) -> str:
+    """The sentence with other words in some places, from one character to another; where they overlap (a phrase and a
+    word of it), the longest counts.
+    """
+    chosen: list[tuple[tuple[int, int], str]] = []
+    for (start, end), word in sorted(words, key=lambda item: item[0][0] - item[0][1]):
+        if all(end <= first or last <= start for (first, last), _ in chosen):
+            chosen.append(((start, end), word))
+    for (start, end), word in sorted(chosen, reverse=True):  # from the last to the first: places stay where they are
+        source = source[:start] + word + source[end:]
+    return source
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ def expected_words(
             free = shares * (is_word & ~barred)
             free[later] = 0.0
             best = free.topk(LIKELIEST)
-            changed = [with_word(place.source, place.span, words[token]) for token in best.indices.tolist()]
+            changed = [with_words(place.source, [(place.span, words[token])]) for token in best.indices.tolist()]
             similar = torch.tensor(_similarities([place.source] * LIKELIEST, changed, vectors))
             found["covered"].append(float(best.values.sum()))
             found["expected"].append(float(best.values @ similar / best.values.sum()))

@@ -107,6 +107,15 @@ def test_what_is_lost_is_that_of_the_words_and_that_of_the_rest(vectors: replace
     assert values["rest"] < 0
 
 
+def test_of_a_phrase_and_its_words_the_phrase_is_replaced(vectors: replaced_words.Vectors) -> None:
+    forbidden = WordTable(read_entries(["in order to", "order"]))
+    source = "We met in order to talk now."
+    original, exchanged = vectors([source, "We met so as for talk now."])
+    values = replaced_words.written_words([response("We met so as for talk now.", source)], forbidden, vectors)
+    assert values["all_words"] == pytest.approx(float(original @ exchanged), abs=1e-6)
+    assert values["rest"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_expected_words_by_hand(vectors: replaced_words.Vectors) -> None:
     """Of wpr-pico, against the probabilities of its own forward pass, word by word, at places of different length."""
     model, tokenizer = load_pico()
@@ -151,7 +160,7 @@ def test_places_are_those_that_tokens_begin_at() -> None:
     ]
     entries = WordTable(read_entries(["good", "hippopotamus", "good luck"]))
     places = replaced_words.find_places(encoder, [response("", text) for text in texts], entries)
-    shown = {(replaced_words.with_word(place.source, place.span, "cat"), len(place.later)) for place in places}
+    shown = {(replaced_words.with_words(place.source, [(place.span, "cat")]), len(place.later)) for place in places}
     assert shown == {("Good dogs met a cat.", 0), ("It is cat good luck.", 2), ("It is good cat luck.", 1)}
     met = next(place for place in places if "dogs" in place.source)
     assert tokenizer.decode(met.before[1:]) == "Good dogs met a hippopotamus.\nGood dogs met a"
