@@ -216,8 +216,8 @@ def _show(items: list[Item], steps: dict[str, list[Step]], options: Options) -> 
         typer.echo(f"\nall of it, what several share once: {_words(needs_of(every, options))}")
     typer.echo(
         "\nHours are the paper's for Gemma-2B on four A100 (its table of wall-clock time), by responses, tokens and "
-        "parameters; rows count as long as recipes allow. Disk as `wpr doctor` has it. Requests: at the most, 250 a "
-        "pair; the judge's command says the price before it asks."
+        "parameters; rows count as long as recipes allow, and loading, evaluating and saving are left out. Disk as "
+        "`wpr doctor` has it. Requests: at the most, 250 a pair; the judge's command says the price before it asks."
     )
 
 
