@@ -14,6 +14,7 @@ set -u
 hh=${HH:+$(realpath -m "$HH")} here=$PWD
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
+[[ $PYTHON == */* ]] && PYTHON=$(cd "$here" && realpath -s "$PYTHON")
 export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 # Name, when, limit in seconds, command, in order. When: shared with what stands beside it; alone; after, alone too.
@@ -87,10 +88,12 @@ measure() {
 }
 
 if [ "${1:-}" = --list ]; then measurements; exit; fi
+known() { measurements | awk -v name="$1" '$1 == name {found = 1} END {exit !found}'; }
 out=${1:?a folder for what is measured: bash benchmarks/gpu.sh OUT [NAME ...]}
+if [[ $out == -* ]] || known "$out"; then echo "OUT comes first, a folder: bash benchmarks/gpu.sh OUT [NAME ...]"; exit 2; fi
 shift
 for name in "$@"; do
-  measurements | grep -q "^$name " || { echo "no measurement $name; there are: $(measurements | awk '{print $1}' | xargs)"; exit 2; }
+  known "$name" || { echo "no measurement $name; there are: $(measurements | awk '{print $1}' | xargs)"; exit 2; }
 done
 out=$(cd "$here" && realpath -m "$out")
 mkdir -p "$out"

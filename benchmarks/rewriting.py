@@ -38,6 +38,7 @@ from rich.table import Table
 
 from benchmarks import replaced_words, seeds
 from wpr.atomic_io import write_atomically
+from wpr.errors import UserError
 from wpr.evaluation.encoders import load_encoder
 from wpr.rewards.words import WordTable, read_entries
 from wpr.runs.finished_run import REFERENCE, FinishedRun, device_of
@@ -94,6 +95,7 @@ def measure_words(out: Path, policies: list[str]) -> None:
     vectors = {"": replaced_words.remembered(load_encoder("minilm", device_of(None)))}
     vectors["wordllama_"] = replaced_words.remembered(load_encoder("wordllama"))
     before: dict[str, dict[str, float]] = {}
+    measured: list[bool] = []
     for folder in seeds.folders(out):
         _, seed, sweep = folder.name.split("-", 2)
         if policies and sweep not in policies:
@@ -101,7 +103,8 @@ def measure_words(out: Path, policies: list[str]) -> None:
         run = FinishedRun(folder)
         for policy in run.finished:
             stage = folder / "ppo" / policy
-            if (stage / WORDS).exists():
+            measured.append(not _words_known(stage))
+            if not measured[-1]:
                 continue
             forbidden = WordTable(read_entries(stage / "words.txt"))
             if seed not in before:
@@ -110,9 +113,17 @@ def measure_words(out: Path, policies: list[str]) -> None:
             values = {f"before.{name}": value for name, value in before[seed].items()}
             values |= {f"after.{name}": value for name, value in after.items()}
             write_atomically(stage / WORDS, json.dumps(values))
-            print(f"{stage}: {values}", flush=True)
-    if not before and not list(out.glob(f"seed-*-*/ppo/*/{WORDS}")):
-        raise SystemExit(f"{out} has no finished policy")
+            print(f"{stage}: {values.get('after.all_words', math.nan):.4f} left by replaced words", flush=True)
+    if not measured:
+        of = f" of {', '.join(policies)}" if policies else ""
+        raise SystemExit(f"{out} has no finished policy{of}")
+    print(f"{len(measured)} policies: {sum(measured)} measured, {len(measured) - sum(measured)} before")
+
+
+def _words_known(stage: Path) -> bool:
+    """Whether all was measured; earlier releases measured less."""
+    path = stage / WORDS
+    return path.exists() and "after.wordllama_rest" in json.loads(path.read_text())
 
 
 def _words_of(
@@ -211,12 +222,16 @@ def main() -> None:
         )  # fmt: skip
         return
     if options.action == "words":
-        measure_words(options.out, options.policies)
+        try:
+            measure_words(options.out, options.policies)
+        except UserError as error:
+            raise SystemExit(f"Error: {error}") from None
         return
     found = seeds.by_policy(seeds.results(options.out))
     add_words(options.out, found)
     pairs = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in options.compare)]
-    pairs = [pair for pair in pairs if all(seeds.rows_of(found, name) for name in pair)]
+    if options.compare is PAIRS:
+        pairs = [pair for pair in pairs if all(seeds.rows_of(found, name) for name in pair)]
     seeds.table(found, pairs, COLUMNS)
     Console(width=200).print(by_seed_table(found, pairs))
     print(examples(options.out, found))

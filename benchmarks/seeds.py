@@ -80,6 +80,8 @@ def run(
     loaded = load_recipe(recipe, settings)
     sweeps = {policy: name for name, sweep in loaded.sweeps.items() for policy in sweep.policies}
     policies = policies or list(sweeps)
+    if missing := [policy for policy in policies if policy not in sweeps]:
+        raise SystemExit(f"no sweep of {recipe} has {', '.join(missing)}; there are: {', '.join(sweeps)}")
     ends = time.monotonic() + limit
 
     def command(log: str, *arguments: str) -> int:
@@ -116,6 +118,10 @@ def run(
     failed = [f"seed-{seed}" for seed, ended in enumerate(worlds) if ended.result()]
     failed += [f"seed-{seed}-{policy}" for (seed, policy), code in zip(jobs, codes, strict=True) if code]
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
+    for name in failed:
+        log = out / f"{name}.log"
+        if log.exists():
+            print(f"{name}: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}")
     if failed:
         raise SystemExit(1)
 
@@ -185,7 +191,8 @@ def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = 
     console = Console(width=max(200, 16 * (len(columns) + 3)))
     means = Table("policy", "beta", "seeds", *columns.values(), title="means over seeds ± standard error")
     for (policy, beta), by_seed in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
-        cells = [_mean_and_error([row[name] for row in by_seed.values() if name in row]) for name in columns]
+        known = {name: [row[name] for row in by_seed.values() if name in row] for name in columns}
+        cells = [_of_seeds(_mean_and_error(values), len(values), len(by_seed)) for values in known.values()]
         means.add_row(policy, f"{beta:g}", str(len(by_seed)), *cells)
     console.print(means)
     matched = Table(
@@ -196,6 +203,9 @@ def table(found: Found, pairs: list[tuple[str, str]], columns: dict[str, str] = 
         if fewest and most > 1:
             for label, quantile in ONE_PLACE if fewest == 1 else PLACES:
                 matched.add_row(*_matched_row(found, ours, theirs, label, quantile, names))
+        else:
+            why = "each has one beta: no curve to compare on" if fewest else "one of them has no results"
+            console.print(f"{ours} - {theirs}: not compared, {why}")
     console.print(matched)
 
 
@@ -215,7 +225,8 @@ def _matched_row(found: Found, ours: str, theirs: str, label: str, quantile: flo
     scores = [score for score, _ in by_seed.values()]
     known = {name: [row[name] for _, row in by_seed.values() if not math.isnan(row[name])] for name in names}
     shown = f"{label} ({statistics.mean(scores):.2f})" if scores else label
-    return [f"{ours} - {theirs}", shown, str(len(scores)), *(mean_and_interval(known[name]) for name in names)]
+    cells = (_of_seeds(mean_and_interval(known[name]), len(known[name]), len(scores)) for name in names)
+    return [f"{ours} - {theirs}", shown, str(len(scores)), *cells]
 
 
 def differences(
@@ -300,11 +311,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
+def _of_seeds(cell: str, known: int, seeds: int) -> str:
+    """A cell that is of fewer seeds than its row says how many."""
+    return cell if cell == "-" or known == seeds else f"{cell} ({known})"
+
+
 def _mean_and_error(values: list[float]) -> str:
     if not values:
         return "-"
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):.3g} ± {error:.1g}"
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.1g}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3g}{error}"
 
 
 def mean_and_interval(values: list[float]) -> str:

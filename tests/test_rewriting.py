@@ -176,6 +176,14 @@ def test_no_place_no_number(vectors: replaced_words.Vectors) -> None:
     assert values["others_kept"] == 0.0
 
 
+def test_words_of_an_earlier_release_are_measured_again(tmp_path: Path) -> None:
+    assert not rewriting._words_known(tmp_path)
+    (tmp_path / rewriting.WORDS).write_text('{"after.expected": 0.9}')
+    assert not rewriting._words_known(tmp_path)
+    (tmp_path / rewriting.WORDS).write_text('{"after.expected": 0.9, "after.wordllama_rest": -0.1}')
+    assert rewriting._words_known(tmp_path)
+
+
 def test_what_was_measured_of_words_is_added(out: Path) -> None:
     (out / "seed-0-rkl/ppo/rkl+beta=0.1" / rewriting.WORDS).write_text('{"after.expected": 0.9}')
     found = seeds.by_policy(seeds.results(out))

@@ -63,8 +63,8 @@ def test_one_beta_is_compared_at_its_own_score(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert printed.count("semantic - rkl") == 1
     assert "its score" in printed
-    assert "other -" not in printed
-    assert "- other" not in printed
+    assert "semantic - other: not compared, each has one beta" in printed
+    assert "semantic - unknown: not compared, one of them has no results" in printed
 
 
 def test_a_bent_curve_is_followed_and_stays_between_its_points() -> None:
@@ -101,6 +101,20 @@ def test_what_was_not_measured_is_left_out() -> None:
     cells = dict(zip(MATCHED, seeds._matched_row(found, "semantic", "rkl", "low", 0.25, MATCHED)[3:], strict=True))
     assert cells["after.self_bleu"] == "-"
     assert cells["after.gold"].startswith("+4 ")
+
+
+def test_a_cell_of_fewer_seeds_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = found_on_lines({"rkl": [0.0, 2.0], "semantic": [0.0, 2.0]})
+    del found["semantic", 0.0][1]["after.kl"]
+    seeds.table(found, [])
+    assert capsys.readouterr().out.count("(1)") == 1
+
+
+def test_a_policy_without_a_sweep_is_refused_before_a_world_is_made(tmp_path: Path) -> None:
+    recipe = str(Path(seeds.__file__).with_name("rewriting_cpu.yaml"))
+    with pytest.raises(SystemExit, match=r"no sweep of .* has rk1; there are: .*rkl"):
+        seeds.run(tmp_path, recipe, 1, ["rk1"], 1, [], 60.0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_scores_that_do_not_meet_are_not_compared() -> None:

@@ -224,11 +224,14 @@ def _show(items: list[Item], steps: dict[str, list[Step]], options: Options) -> 
 def _words(needs: Needs) -> str:
     from wpr.pipeline.machine_view import gigabytes
 
-    return (
-        f"{needs.policies} policies to train; {needs.hours:.3g} hours of an A100; {gigabytes(needs.disk)} of disk at "
-        f"the most ({gigabytes(needs.sharded)} with ZeRO or FSDP), {gigabytes(needs.kept)} once done; {needs.requests} "
-        "requests to a judge"
-        + (f". Not counted: training {', '.join(needs.unknown)}, of unknown size here" if needs.unknown else "")
+    size = (
+        f"{needs.hours:.3g} hours of an A100; {gigabytes(needs.disk)} of disk at the most "
+        f"({gigabytes(needs.sharded)} with ZeRO or FSDP), {gigabytes(needs.kept)} once done"
+        if needs.disk or not needs.unknown
+        else "hours and disk not known"
+    )
+    return f"{needs.policies} policies to train; {size}; {needs.requests} requests to a judge" + (
+        f". Not counted: training {', '.join(needs.unknown)}, of unknown size here" if needs.unknown else ""
     )
 
 
