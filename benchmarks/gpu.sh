@@ -90,7 +90,7 @@ measure() {
 if [ "${1:-}" = --list ]; then measurements; exit; fi
 known() { measurements | awk -v name="$1" '$1 == name {found = 1} END {exit !found}'; }
 out=${1:?a folder for what is measured: bash benchmarks/gpu.sh OUT [NAME ...]}
-if [[ $out == -* ]] || known "$out"; then echo "OUT comes first, a folder: bash benchmarks/gpu.sh OUT [NAME ...]"; exit 2; fi
+if [[ $out == -* ]] || known "$out"; then echo "$out is no folder for results, which comes first: bash benchmarks/gpu.sh OUT [NAME ...]"; exit 2; fi
 shift
 for name in "$@"; do
   known "$name" || { echo "no measurement $name; there are: $(measurements | awk '{print $1}' | xargs)"; exit 2; }

@@ -48,6 +48,9 @@ BATCH = 64
 Vectors = Callable[[Sequence[str]], Sequence[Tensor]]
 """Texts to unit vectors, one each."""
 
+Change = tuple[tuple[int, int], str]
+"""Where a word begins and ends in a sentence, and what is written in its place."""
+
 
 def remembered(encoder: Callable[[Sequence[str]], Tensor]) -> Vectors:
     """An encoder that is asked about each text once."""
@@ -104,11 +107,11 @@ def written_words(responses: Iterable[Response], forbidden: WordTable, vectors: 
     })  # fmt: skip
 
 
-def with_words(source: str, words: Sequence[tuple[tuple[int, int], str]]) -> str:
+def with_words(source: str, words: Sequence[Change]) -> str:
     """The sentence with other words in some places, from one character to another; where they overlap (a phrase and a
     word of it), the longest counts.
     """
-    chosen: list[tuple[tuple[int, int], str]] = []
+    chosen: list[Change] = []
     for (start, end), word in sorted(words, key=lambda item: item[0][0] - item[0][1]):
         if all(end <= first or last <= start for (first, last), _ in chosen):
             chosen.append(((start, end), word))

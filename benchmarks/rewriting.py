@@ -116,7 +116,7 @@ def measure_words(out: Path, policies: list[str]) -> None:
             print(f"{stage}: {values.get('after.all_words', math.nan):.4f} left by replaced words", flush=True)
     if not measured:
         of = f" of {', '.join(policies)}" if policies else ""
-        raise SystemExit(f"{out} has no finished policy{of}")
+        raise SystemExit(f"{out} has no finished policy{of}; `run` trains them")
     print(f"{len(measured)} policies: {sum(measured)} measured, {len(measured) - sum(measured)} before")
 
 

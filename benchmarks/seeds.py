@@ -120,8 +120,9 @@ def run(
     print(f"{len(jobs)} sweeps; not through: {', '.join(failed) or 'none'} (logs in {out})")
     for name in failed:
         log = out / f"{name}.log"
-        if log.exists():
-            print(f"{name}: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}")
+        if log.exists():  # none, where it failed with its world
+            *_, last = log.read_text(errors="replace").strip().split("\n")
+            print(f"{name}: {last}")
     if failed:
         raise SystemExit(1)
 
